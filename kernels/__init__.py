@@ -1,1 +1,1 @@
-"""Operations, one folder each: reference.py defines it in torch, `__init__` picks the form that runs."""
+"""Operations, one folder each: reference.py defines the operation in torch, `__init__` chooses the form that runs."""

@@ -1,1 +1,1 @@
-"""Gated delta nets and Kimi Delta Attention: their decode and prefill steps, and the recurrences in them."""
+"""Gated delta nets and Kimi Delta Attention: their decode and prefill steps, and their recurrences (rule)."""

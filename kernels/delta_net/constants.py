@@ -1,4 +1,4 @@
-"""What delta nets compute with besides their projections."""
+"""The weights of a delta net's layer except those of its projections."""
 
 from dataclasses import dataclass
 
@@ -7,29 +7,30 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DeltaConstants:
-    """Constants of a layer with a decay for each head, float32 and contiguous, prepared at load.
+    """The constants of a gated delta net, which has one decay per head: float32 and contiguous, prepared at load.
 
-    Hv value heads of size Dv, Hk key heads of size Dk; the convolution has width K and `channels` = 2·Hk·Dk + Hv·Dv.
+    It has Hv value heads of size Dv and Hk key heads of size Dk. Its convolution has width K and
+    channels = 2·Hk·Dk + Hv·Dv.
     """
 
-    taps: Tensor  # [K, channels]; the last tap is for a token itself
+    taps: Tensor  # [K, channels]; the last tap is multiplied with the current token
     conv_bias: Tensor | None  # [channels]
     dt_bias: Tensor  # [Hv]
     A: Tensor  # [Hv], negative
-    norm: Tensor  # [Dv], the same for each head
-    key_heads: int  # Hk; value head h reads key head h // (Hv // Hk)
-    eps: float  # of the norm
+    norm: Tensor  # [Dv], shared by all heads
+    key_heads: int  # Hk; value head h uses key head h // (Hv // Hk)
+    eps: float  # added to the mean square in the norm
 
 
 @dataclass(frozen=True)
 class KdaConstants:
-    """Constants of a layer with a decay for each channel of the keys (Kimi Delta Attention), float32 and contiguous.
+    """The constants of Kimi Delta Attention, which has one decay per channel of the keys: float32 and contiguous.
 
-    H heads with keys of size Dk and values of size Dv; the convolution has width K and `channels` = H·(2·Dk + Dv).
+    It has H heads with keys of size Dk and values of size Dv. Its convolution has width K and channels = H·(2·Dk + Dv).
     """
 
-    taps: Tensor  # [K, channels]; the last tap is for a token itself
+    taps: Tensor  # [K, channels]; the last tap is multiplied with the current token
     dt_bias: Tensor  # [H·Dk]
     A: Tensor  # [H], negative
-    norm: Tensor  # [Dv], the same for each head
-    eps: float  # of the norm
+    norm: Tensor  # [Dv], shared by all heads
+    eps: float  # added to the mean square in the norm

@@ -1,1 +1,1 @@
-"""Projections: by packed weights, by integer weights, and by a weight for each head."""
+"""Projections: with packed weights (dense), integer weights (quantized), and one weight per head (per_head)."""

@@ -1,1 +1,1 @@
-"""Mixture of experts: routing, the routed experts, and the shared one."""
+"""Mixture of experts: routing, the routed experts, and the shared expert."""

@@ -1,1 +1,1 @@
-"""RMS norms: of the residual stream, and gated."""
+"""RMS norms: of the residual stream (rms), and with a gate (gated)."""

@@ -1,4 +1,4 @@
-"""Drawing tokens on the device, and what is done to the logits before. reference.py defines the draw."""
+"""Sampling of tokens on the device, and the changes of logits before it. reference.py defines the draw."""
 
 from torch import Tensor
 
@@ -28,7 +28,7 @@ sample = dispatch(
 
 
 def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
-    """See reference.apply_masks. ValueError for words that are too few."""
+    """Compute reference.apply_masks with its fastest form. Raise ValueError if masks are shorter than logits."""
     if 32 * words.shape[1] < logits.shape[1]:
         raise ValueError(f"{words.shape[1]} words of mask for {logits.shape[1]} tokens")
     if takes(logits):
@@ -41,7 +41,7 @@ def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """See reference.log_probabilities."""
+    """Compute reference.log_probabilities with its fastest form."""
     if takes(logits):
         from baton.kernels.sampling import triton_log_probabilities
 

@@ -1,4 +1,4 @@
-"""The latents that latent attention (MLA) keeps of each token: normalised, and written to pages."""
+"""The latents that latent attention (MLA) caches for each token: normalises them, and writes them to pages."""
 
 from baton.kernels.attention.mla_cache import native, reference
 from baton.kernels.runtime.dispatch import dispatch

@@ -24,10 +24,10 @@ def paged_attention(
     prompts: int,
     longest: int,
 ) -> Tensor:
-    """See reference.paged_attention. Only Triton's grid needs the last two.
+    """Compute reference.paged_attention with its fastest form. Only Triton's grid needs the last two parameters.
 
-    prompts: how many segments, the first ones, are prompts; the others have one token.
-    longest: the length of the longest prompt.
+    prompts: the number of segments, all at the front, that are prompts; the others have one token each.
+    longest: the number of tokens of the longest prompt.
     """
     if takes(query):
         from baton.kernels.attention.paged import triton

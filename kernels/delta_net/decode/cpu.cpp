@@ -1,7 +1,11 @@
-// The decode step of a delta net: everything between its projections, with one pass over the states. See reference.py.
-// A gated delta net decays a head's state by one number, Kimi Delta Attention each channel of the keys by its own. With D
-// the diagonal of decays, S' = S·D + fed⊗k has the output o = S'·q = S·(D·q) + fed·(k·q), and S·D recalls S·(D·k) by k:
-// both products of a state's row are taken of what was read.
+// Delta nets between their projections for one token of each row, as reference.py defines them, with one pass over the
+// states.
+// A gated delta net has one decay per head, Kimi Delta Attention one per channel of the keys. With D the diagonal
+// matrix of the decays:
+//   fed = beta·(v − S·(D·k)), where S·(D·k) is the value that the decayed state has stored for k
+//   S' = S·D + fed⊗k
+//   o = S'·q = S·(D·q) + fed·(k·q)
+// Both products with a state need only S, so each row of it is read from memory once.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -16,14 +20,14 @@
 namespace baton {
 namespace {
 
-constexpr int64_t GRAIN = 16384;  // Numbers of the states that are worth another thread.
-constexpr int64_t AHEAD = 4096;   // Bytes of them that are on their way from memory.
+constexpr int64_t GRAIN = 16384;  // Least numbers of states per part of a parallel loop.
+constexpr int64_t AHEAD = 4096;   // Distance, in bytes, from the state in use to what is prefetched.
 
 struct Shape {
     int64_t heads, width, key_heads, size, kernel;
 
     int64_t inner() const { return heads * width; }
-    int64_t keys() const { return key_heads * size; }  // Channels of the queries, and of the keys.
+    int64_t keys() const { return key_heads * size; }  // Channels of the queries; as many of the keys.
     int64_t channels() const { return inner() + 2 * keys(); }
     int64_t sharing() const { return heads / key_heads; }
 };
@@ -33,7 +37,7 @@ struct Constants {
     float eps;
 };
 
-// The rows of a projection, `stride` apart.
+// The rows of a projection; `stride` counts elements from row to row.
 template <class T> struct Rows {
     const T *at;
     int64_t stride;
@@ -48,7 +52,7 @@ template <class T> struct Projections {
     Rows<T> gate;    // [heads, width]
 };
 
-// One decay of a head: products with q and k are decayed after the sum.
+// One decay per head, for which S·(D·q) = decay·(S·q): the products with q and k are multiplied with it after the sum.
 struct ByHead {
     const float *q, *k;
     float decay = 0.0f;
@@ -68,7 +72,7 @@ struct ByHead {
     static float beta(float b) { return 1.0f / (1.0f + std::exp(-b)); }
 };
 
-// A decay of each channel: q and k are decayed before the sums. buffer: [3, size].
+// One decay per channel: q and k are multiplied with the decays before the sums. `buffer` is [BUFFERS, size].
 struct ByChannel {
     const float *q, *k;
     const float *decay = nullptr, *decayed_k = nullptr, *decayed_q = nullptr;
@@ -98,14 +102,15 @@ struct ByChannel {
     static float beta(float b) { return sigmoid(b); }
 };
 
-// What a head adds to its state.
+// The key with which one head changes its state, and the numbers that belong to it.
 struct Step {
     const float *k;
-    float kq, beta;
-    uint32_t place;  // Of the state's first number, by which the chances go.
+    float kq, beta;  // kq: k·q
+    uint32_t place;  // Hashed with each element's index, it gives the random bits of stochastic rounding.
 };
 
-// state [width, size] ← state·D + beta·(x − state·D·k)⊗k; x [width] ← state·q. SIZE is `size` where it is known, else 0.
+// Advance one head: state [width, size] ← state·D + beta·(x − state·D·k)⊗k; x [width] ← state·q.
+// SIZE: `size` if known at compile time, else 0.
 template <int SIZE, class S, class Decay>
 void update(S *state, float *x, const Decay &decay, const Step &step, int64_t width, int64_t any_size) {
     const int64_t size = SIZE ? SIZE : any_size, whole = size / LANES * LANES;
@@ -145,7 +150,7 @@ void update(const Shape &s, S *state, float *x, const Decay &decay, const Step &
     update<0>(state, x, decay, step, s.width, s.size);
 }
 
-// T: of what is projected and y; S: of the states.
+// The decode step of all rows. T is the type of the projections and of y, S that of the states.
 template <class T, class S, class Decay>
 struct Net {
     Shape s;
@@ -158,13 +163,14 @@ struct Net {
     const int64_t *slots, *positions;
     T *y;
 
+    // Convolve `count` channels of one row, and shift their history in the pool.
     void convolve(int64_t row, int64_t channel, int64_t count, float *to) const {
         baton::convolve(s.kernel, s.channels(), p.inputs.row(row) + channel, c.taps + channel,
                         c.conv_bias ? c.conv_bias + channel : nullptr, conv_pool + slots[row] * conv_stride + channel,
                         to, count);
     }
 
-    // A key head of a row, and the heads that use it.
+    // Compute one key head of one row, and all heads that use it.
     void key_head(int64_t row, int64_t key_head) const {
         float *const q = scratch(0, (2 + Decay::BUFFERS) * s.size + s.width), *const k = q + s.size;
         float *const buffer = k + s.size, *const x = buffer + Decay::BUFFERS * s.size;
@@ -176,6 +182,7 @@ struct Net {
         for (int64_t i = 0; i < s.sharing(); i++) head(row, key_head * s.sharing() + i, q, k, kq, buffer, x);
     }
 
+    // Compute one head of one row from its key head's q and k: update its state and write its part of y.
     void head(int64_t row, int64_t head, const float *q, const float *k, float kq, float *buffer, float *x) const {
         const int64_t first = head * s.width, decays = std::is_same_v<Decay, ByHead> ? 1 : s.size;
         convolve(row, 2 * s.keys() + first, s.width, x);
@@ -187,7 +194,7 @@ struct Net {
         norm(p.gate.row(row) + first, x, y + row * s.inner() + first);
     }
 
-    // to = norm·x / rms(x)·gate(z) of a head.
+    // Write norm·x / rms(x)·gate(z) of one head to `to`.
     void norm(const T *z, const float *x, T *to) const {
         const float scale = 1.0f / std::sqrt(dot(x, x, s.width) / static_cast<float>(s.width) + c.eps);
         over(s.width, [&](int64_t i, auto v) {
@@ -205,7 +212,7 @@ struct Net {
     }
 };
 
-// Run a net of the types that are named. given(T *): the rows of the projections of type T.
+// Run a net with the types that `type` and `state_type` name. given(T *) returns the rows of the projections of type T.
 template <class Decay, class Given>
 void decode(const Shape &shape, const Constants &constants, int type, Given given, float *conv_pool,
             int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride, const int64_t *slots,
@@ -224,13 +231,16 @@ void decode(const Shape &shape, const Constants &constants, int type, Given give
 }  // namespace
 }  // namespace baton
 
-// For both functions: taps: [kernel, channels]; A: [heads]; norm: [width]; all float32. conv_pool: float32 [slots,
-// kernel - 1, channels] and state_pool: of `state_type`, [slots, heads, width, size], slots `stride` apart. positions:
-// [rows], of the tokens. The projections and y [rows, heads·width] are of `type`, rows of the projections `stride` apart.
+// Parameters of both functions:
+// type, state_type: values of the enum Type in numbers.h; `type` is that of the projections and of y.
+// taps: [kernel, channels]. A: [heads]. norm: [width]. These and dt_bias and conv_bias are float32.
+// conv_pool: float32 [slots, kernel - 1, channels]. state_pool: [slots, heads, width, size].
+// slots, positions: [rows]. y: [rows, heads·width].
+// Each stride counts elements from row to row of a projection, or from slot to slot of a pool.
 
-// A decay for each head, and SiLU of the gate. projected: [rows, inner + channels + 2·heads], with the columns gate
-// [inner], inputs [channels], betas [heads] and forget [heads]. conv_bias: [channels] or null; dt_bias: [heads]. key_heads
-// divides heads.
+// Compute reference.delta_decode: one decay per head, and SiLU of the gate.
+// projected: [rows, inner + channels + 2·heads], with the columns gate [inner], inputs [channels], betas [heads] and
+// forget [heads]. conv_bias: [channels] or null. dt_bias: [heads]. key_heads divides heads.
 extern "C" void baton_delta_decode(
     int type, const void *projected, int64_t stride, const float *taps, const float *conv_bias, const float *dt_bias,
     const float *A, const float *norm, float eps, float *conv_pool, int64_t conv_stride, int state_type,
@@ -249,8 +259,9 @@ extern "C" void baton_delta_decode(
                    state_pool, state_stride, slots, positions, y, rows);
 }
 
-// A decay for each channel of the keys, and a sigmoid of the gate. projected: [rows, channels + heads], with the columns
-// inputs [channels] and betas [heads]; forget: [rows, heads·size]; gate: [rows, heads·width]; dt_bias: [heads·size].
+// Compute reference.kda_decode: one decay per channel of the keys, and a sigmoid of the gate.
+// projected: [rows, channels + heads], with the columns inputs [channels] and betas [heads].
+// forget: [rows, heads·size]. gate: [rows, heads·width]. dt_bias: [heads·size].
 extern "C" void baton_kda_decode(
     int type, const void *projected, int64_t stride, const void *forget, int64_t forget_stride, const void *gate,
     int64_t gate_stride, const float *taps, const float *dt_bias, const float *A, const float *norm, float eps,

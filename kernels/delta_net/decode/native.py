@@ -1,4 +1,4 @@
-"""The same as reference.py, by cpu.cpp: one call, and one pass over the states."""
+"""The operations of reference.py in C++ (cpu.cpp): one call each, and one pass over the states."""
 
 from functools import lru_cache
 from itertools import product
@@ -19,23 +19,24 @@ ARGUMENTS = [*(INT, POINTER, INT64), *(POINTER,) * 5, FLOAT, *POOLS, *(POINTER,)
 KDA_ARGUMENTS = [INT, *(POINTER, INT64) * 3, *(POINTER,) * 4, FLOAT, *POOLS, *(POINTER,) * 3, *(INT64,) * 5]
 Shape = tuple[int, ...]
 Layouts = tuple[Shape, ...]
-"""Shape and strides of each tensor, one after another."""
+"""The shape and the strides of each tensor, alternating: shape, strides, shape, strides, …"""
 
 
 def takes(projected: Tensor, constants: DeltaConstants, conv_pool: Tensor, state_pool: Tensor) -> bool:
-    """Decide whether the C function is installed and made for these arguments of delta_decode."""
+    """Return whether the C function is installed and takes these arguments of delta_decode."""
     return cpp.function(NAME) is not None and _types_fit(projected, conv_pool, state_pool)
 
 
 def takes_kda(
     projected: Tensor, forget: Tensor, gate: Tensor, constants: KdaConstants, conv_pool: Tensor, state_pool: Tensor
 ) -> bool:
-    """Decide whether the C function is installed and made for these arguments of kda_decode."""
+    """Return whether the C function is installed and takes these arguments of kda_decode."""
     same = projected.dtype == forget.dtype == gate.dtype
     return cpp.function(KDA) is not None and same and _types_fit(projected, conv_pool, state_pool)
 
 
 def _types_fit(projected: Tensor, conv_pool: Tensor, state_pool: Tensor) -> bool:
+    """Return whether tensors are on the CPU and of dtypes that the C functions take."""
     return (
         projected.is_cpu and projected.dtype in TYPES and conv_pool.dtype == torch.float32 and state_pool.dtype in TYPES
     )
@@ -49,10 +50,13 @@ def delta_decode(
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """See reference.delta_decode. Slots and rows of `projected` may be strided; ValueError for other layouts."""
+    """Compute reference.delta_decode. Raise ValueError for layouts that the C function does not take.
+
+    The pools and `projected` may be strided in their first dimension.
+    """
     run, c = cpp.function(NAME), constants
     assert run is not None
-    dimensions = _of_delta(
+    dimensions = _delta_dimensions(
         c.key_heads,
         c.taps.shape,
         (
@@ -62,7 +66,7 @@ def delta_decode(
         ),
     )
     rows = len(projected)
-    _check_places(rows, slots, positions)
+    _check_rows(rows, slots, positions)
     y = torch.empty(rows, dimensions[0] * dimensions[1], dtype=projected.dtype)
     run(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
@@ -86,10 +90,13 @@ def kda_decode(
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """See reference.kda_decode. Slots and rows of the projections may be strided; ValueError for other layouts."""
+    """Compute reference.kda_decode. Raise ValueError for layouts that the C function does not take.
+
+    The pools and the projections may be strided in their first dimension.
+    """
     run, c = cpp.function(KDA), constants
     assert run is not None
-    dimensions = _of_kda(
+    dimensions = _kda_dimensions(
         c.taps.shape,
         (
             *(projected.shape, projected.stride()),
@@ -100,7 +107,7 @@ def kda_decode(
         ),
     )
     rows = len(projected)
-    _check_places(rows, slots, positions)
+    _check_rows(rows, slots, positions)
     y = torch.empty(rows, dimensions[0] * dimensions[1], dtype=projected.dtype)
     run(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
@@ -114,47 +121,59 @@ def kda_decode(
     return y
 
 
-def _check_places(rows: int, slots: Tensor, positions: Tensor) -> None:
-    for places in (slots, positions):
-        if places.dtype != torch.int64 or places.shape != (rows,) or not places.is_contiguous():
-            raise ValueError(f"slots and positions are not {rows} of int64 side by side")
+def _check_rows(rows: int, slots: Tensor, positions: Tensor) -> None:
+    """Raise ValueError unless `slots` and `positions` are what the C functions read."""
+    for numbers in (slots, positions):
+        if numbers.dtype != torch.int64 or numbers.shape != (rows,) or not numbers.is_contiguous():
+            raise ValueError(f"slots and positions must be {rows} contiguous int64 numbers each")
 
 
 @lru_cache(maxsize=1024)
-def _of_delta(key_heads: int, taps: Shape, layouts: Layouts) -> Shape:
-    """Return heads, width, key_heads, size and kernel for C; ValueError for tensors that do not fit.
+def _delta_dimensions(key_heads: int, taps: Shape, layouts: Layouts) -> Shape:
+    """Return heads, width, key_heads, size and kernel width. Raise ValueError for tensors that do not fit together.
 
-    layouts: of `projected` and both pools. Cached, because decoding steps ask for the same ones again and again.
+    Cached, because every decoding step asks for the same layouts.
+
+    layouts: those of `projected`, the convolution pool and the state pool.
     """
     (kernel, channels), (_, heads, width, size) = taps, layouts[-2]
     inner = heads * width
     if channels != inner + 2 * key_heads * size or heads % key_heads:
         raise ValueError(f"{channels} channels do not fit {heads} heads of {width} and {key_heads} of keys of {size}")
-    _check(layouts, kernel, channels, (heads, width, size), {"projected": inner + channels + 2 * heads})
+    _check_layouts(layouts, kernel, channels, (heads, width, size), {"projected": inner + channels + 2 * heads})
     return heads, width, key_heads, size, kernel
 
 
 @lru_cache(maxsize=1024)
-def _of_kda(taps: Shape, layouts: Layouts) -> Shape:
-    """Return heads, width, size and kernel; layouts: of `projected`, `forget`, `gate` and both pools."""
+def _kda_dimensions(taps: Shape, layouts: Layouts) -> Shape:
+    """Return heads, width, size and kernel width. Raise ValueError for tensors that do not fit together.
+
+    layouts: those of `projected`, `forget`, `gate`, the convolution pool and the state pool.
+    """
     (kernel, channels), (_, heads, width, size) = taps, layouts[-2]
     if channels != heads * (2 * size + width):
         raise ValueError(f"{channels} channels do not fit {heads} heads of {width} with keys of {size}")
     columns = {"projected": channels + heads, "forget": heads * size, "gate": heads * width}
-    _check(layouts, kernel, channels, (heads, width, size), columns)
+    _check_layouts(layouts, kernel, channels, (heads, width, size), columns)
     return heads, width, size, kernel
 
 
-def _check(layouts: Layouts, kernel: int, channels: int, state: Shape, columns: dict[str, int]) -> None:
-    wanted: dict[str, Shape] = {name: (count,) for name, count in columns.items()}
-    wanted |= {"the convolution's pool": (kernel - 1, channels), "the pool of states": state}
-    for (name, expected), shape, strides in zip(wanted.items(), layouts[::2], layouts[1::2], strict=True):
-        of_row, within = tuple(shape[1:]), strides[1:]
-        if of_row != expected or not _side_by_side(of_row, within):
-            raise ValueError(f"a row of {name} is {of_row} with strides {within}, not {expected} side by side")
+def _check_layouts(layouts: Layouts, kernel: int, channels: int, state: Shape, columns: dict[str, int]) -> None:
+    """Raise ValueError unless each tensor's rows are contiguous and have the expected shape.
+
+    state: the shape of one row's state.
+    columns: the name and width of each projection, in the order of `layouts`.
+    """
+    shapes: dict[str, Shape] = {name: (count,) for name, count in columns.items()}
+    shapes |= {"the convolution's pool": (kernel - 1, channels), "the pool of states": state}
+    for (name, expected), shape, strides in zip(shapes.items(), layouts[::2], layouts[1::2], strict=True):
+        row_shape, row_strides = tuple(shape[1:]), strides[1:]
+        if row_shape != expected or not _is_contiguous(row_shape, row_strides):
+            raise ValueError(f"a row of {name} is {row_shape} with strides {row_strides}, not a contiguous {expected}")
 
 
-def _side_by_side(shape: Shape, strides: Shape) -> bool:
+def _is_contiguous(shape: Shape, strides: Shape) -> bool:
+    """Return whether a tensor of this shape and these strides is contiguous."""
     return all(shape[i] == 1 or strides[i] == prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
@@ -196,14 +215,14 @@ def check_kda() -> None:
     for dtype, state_dtype in product(TYPES, TYPES):
         columns = (channels + heads, heads * size, heads * width)
         projected, forget, gate = (torch.randn(len(slots), count, generator=g).to(dtype) for count in columns)
-        given = (projected, forget, gate, constants)
+        inputs = (projected, forget, gate, constants)
         found, expected = ((pools[0].clone(), pools[1].to(state_dtype, copy=True)) for _ in range(2))
-        y, exact = kda_decode(*given, *found, slots, slots), reference.kda_decode(*given, *expected, slots, slots)
+        y, exact = kda_decode(*inputs, *found, slots, slots), reference.kda_decode(*inputs, *expected, slots, slots)
         _assert_agree((y, *found), (exact, *expected))
 
 
 def _assert_agree(found: tuple[Tensor, Tensor, Tensor], expected: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Compare the result, the convolution's pool and the pool of states."""
+    """Raise AssertionError if results, convolution pools or state pools differ by more than rounding."""
     (y, conv, state), (exact, exact_conv, exact_state) = found, expected
     tolerance = 1e-4 if y.dtype == torch.float32 else 0.02
     assert_agrees(y, exact, rtol=tolerance, atol=tolerance)

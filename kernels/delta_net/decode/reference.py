@@ -1,4 +1,4 @@
-"""Delta nets between their projections, for one token a row, composed of the references of their parts."""
+"""Delta nets between their projections for one token of each row, composed of the references of their operations."""
 
 import torch
 from torch import Tensor
@@ -19,12 +19,15 @@ def delta_decode(
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Convolution, gated delta rule, norm and gate of one token a row: [R, Hv·Dv] in the dtype of `projected`.
+    """Run convolution, gated delta rule, norm and gate for one token of each row: [R, Hv·Dv], dtype of `projected`.
 
-    projected: [R, Hv·Dv + channels + 2·Hv], columns as in kernels/delta_net/prefill/reference.py.
-    conv_pool: float32 [slots, K-1, channels]; state_pool: [slots, Hv, Dv, Dk], float32, or bfloat16 rounded by chance
-    (kernels/state_pool/rounding.py); both are updated in place. slots: int64 [R], no two alike; positions: int64 [R].
-    Computed in float32.
+    Computed in float32. Both pools are updated in place.
+
+    projected: [R, Hv·Dv + channels + 2·Hv], with the columns that prefill/reference.py:delta_prefill describes.
+    conv_pool: float32 [slots, K-1, channels].
+    state_pool: [slots, Hv, Dv, Dk], float32, or bfloat16 with stochastic rounding (kernels/state_pool/rounding.py).
+    slots: int64 [R], all different.
+    positions: int64 [R], the absolute position of each row's token, which seeds the rounding.
     """
     (heads, width, size), rows = state_pool.shape[1:], len(projected)
     inner, channels = heads * width, constants.taps.shape[1]
@@ -48,12 +51,17 @@ def kda_decode(
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Convolution, delta rule, norm and gate of one token a row: [R, H·Dv] in the dtype of `projected`.
+    """Run convolution, delta rule, norm and gate for one token of each row: [R, H·Dv] in the dtype of `projected`.
 
-    projected: [R, channels + H], forget: [R, H·Dk], gate: [R, H·Dv], as in kernels/delta_net/prefill/reference.py.
-    conv_pool: float32 [slots, K-1, channels]; state_pool: [slots, H, Dv, Dk], float32, or bfloat16 rounded by chance
-    (kernels/state_pool/rounding.py); both are updated in place. slots: int64 [R], no two alike; positions: int64 [R].
-    Computed in float32.
+    Computed in float32. Both pools are updated in place.
+
+    projected: [R, channels + H], with the columns that prefill/reference.py:kda_prefill describes.
+    forget: [R, H·Dk], the log decays before dt_bias, softplus and A.
+    gate: [R, H·Dv], the output gate before the sigmoid.
+    conv_pool: float32 [slots, K-1, channels].
+    state_pool: [slots, H, Dv, Dk], float32, or bfloat16 with stochastic rounding (kernels/state_pool/rounding.py).
+    slots: int64 [R], all different.
+    positions: int64 [R], the absolute position of each row's token, which seeds the rounding.
     """
     (heads, width, size), rows = state_pool.shape[1:], len(projected)
     inputs, b = torch.split(projected, [constants.taps.shape[1], heads], dim=-1)

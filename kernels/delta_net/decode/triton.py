@@ -1,4 +1,4 @@
-"""The same as reference.py, by Triton: three launches."""
+"""The operations of reference.py in Triton, in three launches each."""
 
 from torch import Tensor
 
@@ -16,14 +16,14 @@ def delta_decode(
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """See reference.delta_decode. Rows of `projected` may lie apart, and slots.
+    """Compute reference.delta_decode. `projected` and the pools may be strided in their first dimension.
 
-    Padding rows may share a slot that no other row has: what is in it, and those rows of the result, mean nothing.
+    Padding rows may share a slot that no other row has; its contents and these rows of the result are meaningless.
     """
     (heads, width, size), rows, c = state_pool.shape[1:], len(projected), constants
     inner, channels, keys = heads * width, c.taps.shape[1], c.key_heads * size
     convolved = conv1d_update(projected[:, inner : inner + channels], c.taps, c.conv_bias, conv_pool, slots)
-    # Not .view, which gives a single row another stride, and so another kernel.
+    # .view would give a single row another stride, for which another kernel would be compiled.
     o = delta_update(
         convolved.as_strided((rows, c.key_heads, size), (channels, size, 1), 0),
         convolved.as_strided((rows, c.key_heads, size), (channels, size, 1), keys),
@@ -48,14 +48,14 @@ def kda_decode(
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """See reference.kda_decode. Rows of what is projected may lie apart, and slots.
+    """Compute reference.kda_decode. The projections and the pools may be strided in their first dimension.
 
-    Padding rows may share a slot that no other row has: what is in it, and those rows of the result, mean nothing.
+    Padding rows may share a slot that no other row has; its contents and these rows of the result are meaningless.
     """
     (heads, width, size), rows, c = state_pool.shape[1:], len(projected), constants
     channels, keys = c.taps.shape[1], heads * size
     convolved = conv1d_update(projected[:, :channels], c.taps, None, conv_pool, slots)
-    # Not .view, which gives a single row another stride, and so another kernel.
+    # .view would give a single row another stride, for which another kernel would be compiled.
     o = delta_update(
         convolved.as_strided((rows, heads, size), (channels, size, 1), 0),
         convolved.as_strided((rows, heads, size), (channels, size, 1), keys),

@@ -1,17 +1,19 @@
-// The rule with a decay for each channel of the keys: Kimi Delta Attention's.
-// In blocks of 16 tokens: (I + A)·U = β·(V − (P ⊙ K)·S), with P the products of decays since the block's first token and
-// A[i, j] = β_i·Σ_d K[i]·K[j]·(the decays of tokens j + 1 to i) below the diagonal. These are products of numbers up to 1,
-// so nothing overflows; and at a block's end what is left of K[j] is what U[j] is added to the state by.
+// The rule with one decay per channel of the keys, of Kimi Delta Attention, in blocks of 16 tokens.
+// S [size, width] is the state before a block, and P[i] the product of the decays of the block's tokens up to i.
+// Solve (I + A)·U = β·(V − (P ⊙ K)·S). Below the diagonal, A[i, j] = β_i·Σ_d K[i]·K[j]·(decays of tokens j + 1 to i).
+// All decays are products of numbers up to 1, so nothing overflows. K[j] is multiplied with the decays of the tokens
+// after it one by one; at the end of the block it is the key with which U[j] is added to the state.
 #pragma once
 
 #include "net.h"
 
 namespace {
 
-// Some tokens' keys, queries and decays [tokens, wide], and values [tokens, columns]; β [tokens].
+// One head's keys, queries and decays [tokens, wide], values [tokens, columns] (later U), and β [tokens].
 struct Tokens {
     float *keys, *queries, *decays, *values, *beta;
 
+    // Return the same without the first `token` tokens.
     Tokens from(int64_t token, int64_t wide, int64_t columns) const {
         const int64_t at = token * wide;
         return {keys + at, queries + at, decays + at, values + token * columns, beta + token};
@@ -32,7 +34,7 @@ public:
 private:
     static floats gated(floats z) { return sigmoid(z); }
 
-    // Keys and queries, which heads share; there is room for the rest of a head.
+    // Compute a chunk's keys and queries, and reserve memory for its decays, values and β.
     Tokens prepare(int64_t segment, int64_t chunk, int64_t key_head) const {
         const int64_t length = plan.length(chunk), wide = shape.wide(), columns = shape.columns();
         float *const keys = scratch(TOKENS, length * (3 * wide + columns + 1)), *const queries = keys + length * wide;
@@ -41,7 +43,7 @@ private:
         return {keys, queries, decays, values, values + length * columns};
     }
 
-    // Outputs of a chunk of one head, and its state h [size, columns] after it.
+    // Compute a chunk of one head: write its outputs, and advance its state h [size, columns].
     void advance(int64_t segment, int64_t chunk, int64_t head, const Tokens &t, float *h) const {
         const int64_t length = plan.length(chunk), wide = shape.wide(), key = head * shape.size;
         this->values(segment, chunk, head, t.values);
@@ -55,6 +57,7 @@ private:
                           t.from(at, wide, shape.columns()), h);
     }
 
+    // Write a token's decays exp(A·softplus(f + dt_bias)) to `to`: [size].
     void decay(const T *f, const float *dt_bias, float A, float *to) const {
         for (int64_t i = 0; i < shape.size; i += LANES) {
             const int64_t count = shape.size - i;
@@ -62,7 +65,7 @@ private:
         }
     }
 
-    // Outputs of `length` tokens from `token` on, at most a block, and the head's state h [size, columns] after them.
+    // Compute a block of one head, tokens [token, token + length): write its outputs, and advance its state h.
     void advance_block(int64_t token, int64_t length, int64_t head, const Tokens &t, float *h) const {
         const int64_t wide = shape.wide(), columns = shape.columns();
         float *const carried = scratch(CARRIED, (2 * BLOCK + 1) * wide), *const all = carried + 2 * BLOCK * wide;
@@ -83,7 +86,7 @@ private:
         multiply<float>(shape.size, columns, length, {turned, BLOCK}, {t.values, columns}, {all, 1}, {h, columns});
     }
 
-    // Keys and then queries with the decays since the block's first token [2·length, wide]; `all` of these decays.
+    // Write P ⊙ K and then P ⊙ Q to `to` [2·length, wide], and the decays over the whole block to `all` [wide].
     void carry(const Tokens &t, int64_t length, float *to, float *all) const {
         const int64_t wide = shape.wide();
         for (int64_t c = 0; c < wide; c += LANES) {
@@ -97,8 +100,11 @@ private:
         }
     }
 
-    // left [length, wide]: each key with the decays after it. A and mixed [length, BLOCK]: its products with later keys
-    // and with its own and later queries, by the decays between; where there are none, mixed is 0.
+    // Relate each key to the tokens after it.
+    // left [length, wide]: each key multiplied with the decays of all tokens after it.
+    // A [length, BLOCK]: the products of later keys (rows) with earlier ones (columns) and the decays between
+    //     them, not yet multiplied with β; only written below the diagonal.
+    // mixed [length, BLOCK]: the same for queries, with the diagonal, and 0 elsewhere.
     void relate(const Tokens &t, int64_t length, float *left, float *A, float *mixed) const {
         const int64_t wide = shape.wide();
         std::fill(mixed, mixed + BLOCK * BLOCK, 0.0f);
@@ -120,7 +126,8 @@ private:
         }
     }
 
-    // values ← U: what each wants less what is there, and less what those before it add.
+    // Replace the values by U, row by row: β times each value, less what the state before the block has stored for its
+    // key, less what previous tokens of the block add for it.
     void solve(const Tokens &t, int64_t length, const float *A, const float *recalled) const {
         const int64_t columns = shape.columns();
         for (int64_t c = 0; c < columns; c += LANES)

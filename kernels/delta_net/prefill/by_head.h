@@ -1,24 +1,27 @@
-// The rule with one decay a head: a gated delta net's.
-// The chunked form of Yang, Kautz and Hatamizadeh (2024, arXiv:2412.06464, section 3.3), of which only what a head reads
-// and writes is made: with γ the sums of g, (I + A)·U = β·(V − e^γ·K·S) and A[i, j] = β_i·(K·Kᵀ)[i, j]·e^(γ_i − γ_j)
-// below the diagonal is solved row by row; then O = e^γ·Q·S + (Q·Kᵀ ⊙ e^(γ_i − γ_j))·U, S ← e^γ_end·S + Kᵀ·e^(γ_end − γ)·U.
+// The rule with one decay per head, of gated delta nets: the chunked form of Yang, Kautz and Hatamizadeh (2024,
+// arXiv:2412.06464, section 3.3) without its intermediate W.
+// γ is the running sum of g in a chunk, and S [size, width] the state before it. A chunk is computed in three steps:
+//   Solve (I + A)·U = β·(V − e^γ·K·S) row by row, with A[i, j] = β_i·(K·Kᵀ)[i, j]·e^(γ_i − γ_j) below the diagonal.
+//   O = e^γ·Q·S + (Q·Kᵀ ⊙ e^(γ_i − γ_j))·U
+//   S ← e^γ_end·S + Kᵀ·e^(γ_end − γ)·U
 #pragma once
 
 #include "net.h"
 
 namespace {
 
-// What a thread computes a chunk of `length` tokens with; `padded` is that as whole vectors.
+// One thread's buffers for a chunk of `length` tokens; `padded` is `length` rounded up to whole vectors.
 struct Chunk {
     int64_t length, padded;
+    // Shared by the heads of a key head:
     float *keys;  // [2·length, wide]: keys, then queries
-    float *turned;  // [size, padded]: the keys
-    float *scores;  // [2·length, padded]: both times the keys
-    // Of one head, [padded] each: γ, e^γ, e^(γ_end − γ), β.
-    float *sums, *carried, *remaining, *beta;
-    float *system, *mixed;  // [length, padded]: −A, and what U is multiplied with
+    float *turned;  // [size, padded]: keys, transposed
+    float *scores;  // [2·length, padded]: products of keys, and then of queries, with the keys
+    // Used by one head after the other:
+    float *sums, *carried, *remaining, *beta;  // [padded] each: γ, e^γ, e^(γ_end − γ), β
+    float *system, *mixed;  // [length, padded] each: −A, and Q·Kᵀ ⊙ e^(γ_i − γ_j)
     float *values;  // [length, columns]: V, then U
-    float *products;  // [2·length, columns]: of keys and queries with the state
+    float *products;  // [2·length, columns]: products of keys, and then of queries, with the state
 };
 
 template <class T> class ByHead : public Net<T, ByHead<T>> {
@@ -34,6 +37,7 @@ public:
 private:
     static floats gated(floats z) { return silu(z); }
 
+    // Return scratch memory for a chunk. Sizes are those of the longest chunk, so that it is allocated once.
     Chunk buffers(int64_t length) const {
         const int64_t padded = round_up(length);
         Chunk c{};
@@ -50,7 +54,7 @@ private:
         return c;
     }
 
-    // Keys, queries and their scores, which the heads share.
+    // Compute a chunk's keys, queries and their scores, which the heads of a key head share.
     Chunk prepare(int64_t segment, int64_t chunk, int64_t key_head) const {
         const Chunk c = buffers(plan.length(chunk));
         const int64_t length = c.length, wide = shape.wide();
@@ -62,14 +66,14 @@ private:
         return c;
     }
 
-    // One head's outputs of a chunk, and its state h [size, columns] after it.
+    // Compute a chunk of one head: write its outputs, and advance its state h [size, columns].
     void advance(int64_t segment, int64_t chunk, int64_t head, const Chunk &c, float *h) const {
         const int64_t length = c.length, padded = c.padded, columns = shape.columns();
         float *const U = c.values, *const recalled = c.products, *const outputs = recalled + length * columns;
         gates(chunk, head, c);
         decays(c);
         this->values(segment, chunk, head, U);
-        // By columns that fit into the first cache with what they are multiplied with.
+        // As many columns at a time as fit into the first-level cache together with the rows that they are multiplied with.
         for (int64_t column = 0; column < columns; column += TILE_VECS * LANES)
             multiply<float>(2 * length, std::min<int64_t>(TILE_VECS * LANES, columns - column), shape.size,
                             {c.keys, shape.wide()}, {h + column, columns}, {}, {recalled + column, columns});
@@ -83,7 +87,7 @@ private:
                             {outputs + row * columns, columns});
         for (int64_t i = 0; i < length; ++i) {
             const float *const o = outputs + i * columns;
-            this->output(plan.starts[chunk] + i, head, o, dot(o, o, columns));  // Columns beyond the width are 0.
+            this->output(plan.starts[chunk] + i, head, o, dot(o, o, columns));  // Columns past the width are 0.
         }
         for (int64_t i = 0; i < length; ++i)
             for (int64_t at = i * columns; at < (i + 1) * columns; at += LANES) put(U + at, load(U + at) * c.remaining[i]);
@@ -91,7 +95,7 @@ private:
                         {h, columns});
     }
 
-    // γ, e^γ, e^(γ_end − γ) and β.
+    // Compute γ, e^γ, e^(γ_end − γ) and β.
     void gates(int64_t chunk, int64_t head, const Chunk &c) const {
         for (int64_t i = 0; i < c.length; ++i) {
             const int64_t token = plan.starts[chunk] + i;
@@ -111,8 +115,8 @@ private:
         }
     }
 
-    // −A, up to the diagonal, and the queries' scores with their decays, zero from the diagonal on to the end of a
-    // tile's rows.
+    // Compute −A up to the diagonal, and the queries' scores multiplied with their decays. The latter are set to 0
+    // after the diagonal as far as a tile's product reads them.
     void decays(const Chunk &c) const {
         const int64_t padded = c.padded;
         for (int64_t l = 0; l < c.length; ++l) {
@@ -127,7 +131,8 @@ private:
         }
     }
 
-    // U ← (I + A)⁻¹·U, a tile's rows at a time.
+    // Replace U by (I + A)⁻¹·U, TILE_ROWS rows at a time: first what all previous rows contribute, as one product, then
+    // what the rows of the tile contribute to each other.
     void solve(const Chunk &c, int64_t columns) const {
         const float one = 1.0f;
         for (int64_t row = 0; row < c.length; row += TILE_ROWS) {

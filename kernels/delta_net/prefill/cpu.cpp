@@ -1,15 +1,17 @@
-// The prefill step of a delta net: everything between its projections, over packed segments, as reference.py defines it.
+// Delta nets between their projections over packed segments, as reference.py defines them.
 #include <type_traits>
 
 #include "by_channel.h"
 #include "by_head.h"
 #include "runtime/cpu_graph/call.h"
 
-// For both functions: types are those of numbers.h: `type` of y [T, inner] and of the projections, whose rows are `stride`
-// apart; `state_type` of the states. Strides of the pools count elements from slot to slot.
+// Parameters of both functions; net.h describes constants and pools, conv1d/packed.h the plan:
+// type, state_type: values of the enum Type in numbers.h; `type` is that of the projections and of y [T, inner].
+// Each stride counts elements from row to row of a projection, or from slot to slot of a pool.
 
-// A decay for each head, and SiLU of the gate. projected: [T, inner + channels + 2·heads], with the columns gate [inner],
-// inputs [channels], betas [heads] and forget [heads].
+// Compute reference.delta_prefill: one decay per head, and SiLU of the gate.
+// projected: [T, inner + channels + 2·heads], with the columns gate [inner], inputs [channels], betas [heads] and
+// forget [heads]. key_heads divides heads.
 extern "C" void baton_delta_prefill(
     int type, const void *projected, int64_t stride, const float *taps, const float *conv_bias, const float *dt_bias,
     const float *A, const float *norm, float eps, float *conv_pool, int64_t conv_stride, int state_type,
@@ -30,8 +32,9 @@ extern "C" void baton_delta_prefill(
     });
 }
 
-// A decay for each channel of the keys, and a sigmoid of the gate. projected: [T, channels + heads], with the columns
-// inputs [channels] and betas [heads]; forget: [T, heads·size]; gate: [T, heads·width]; dt_bias: [heads·size].
+// Compute reference.kda_prefill: one decay per channel of the keys, and a sigmoid of the gate.
+// projected: [T, channels + heads], with the columns inputs [channels] and betas [heads]. forget: [T, heads·size].
+// gate: [T, heads·width]. dt_bias: [heads·size].
 extern "C" void baton_kda_prefill(
     int type, const void *projected, int64_t stride, const void *forget, int64_t forget_stride, const void *gate,
     int64_t gate_stride, const float *taps, const float *dt_bias, const float *A, const float *norm, float eps,

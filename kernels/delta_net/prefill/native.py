@@ -1,4 +1,4 @@
-"""The same as reference.py, by cpu.cpp: convolution, scan, norm and gate in one call."""
+"""The operations of reference.py in C++ (cpu.cpp): convolution, scan, norm and gate in one call."""
 
 from itertools import product
 
@@ -20,19 +20,20 @@ KDA_ARGUMENTS = [INT, *(POINTER, INT64) * 3, *(POINTER,) * 4, FLOAT, *POOLS, *PL
 
 
 def takes(projected: Tensor, constants: DeltaConstants, conv_pool: Tensor, state_pool: Tensor) -> bool:
-    """Decide whether the C function is installed and made for these arguments of delta_prefill."""
+    """Return whether the C function is installed and takes these arguments of delta_prefill."""
     return cpp.function(NAME) is not None and _types_fit(projected, conv_pool, state_pool)
 
 
 def takes_kda(
     projected: Tensor, forget: Tensor, gate: Tensor, constants: KdaConstants, conv_pool: Tensor, state_pool: Tensor
 ) -> bool:
-    """Decide whether the C function is installed and made for these arguments of kda_prefill."""
+    """Return whether the C function is installed and takes these arguments of kda_prefill."""
     same = projected.dtype == forget.dtype == gate.dtype
     return cpp.function(KDA) is not None and same and _types_fit(projected, conv_pool, state_pool)
 
 
 def _types_fit(projected: Tensor, conv_pool: Tensor, state_pool: Tensor) -> bool:
+    """Return whether tensors are on the CPU and of dtypes that the C functions take."""
     return (
         projected.is_cpu and projected.dtype in TYPES and conv_pool.dtype == torch.float32 and state_pool.dtype in TYPES
     )
@@ -41,12 +42,15 @@ def _types_fit(projected: Tensor, conv_pool: Tensor, state_pool: Tensor) -> bool
 def delta_prefill(
     projected: Tensor, constants: DeltaConstants, conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan
 ) -> Tensor:
-    """See reference.delta_prefill. Slots and rows of `projected` may be strided; ValueError for other layouts."""
+    """Compute reference.delta_prefill. Raise ValueError for layouts that the C function does not take.
+
+    The pools and `projected` may be strided in their first dimension.
+    """
     heads, width, size = state_pool.shape[1:]
     run, c, (kernel, channels) = cpp.function(NAME), constants, constants.taps.shape
     assert run is not None
     inner, key_heads = heads * width, c.key_heads
-    _check([(projected, inner + channels + 2 * heads)], c, conv_pool, state_pool, plan)
+    _check_layouts([(projected, inner + channels + 2 * heads)], c, conv_pool, state_pool, plan)
     if channels != inner + 2 * key_heads * size or heads % key_heads:
         raise ValueError(f"{channels} channels do not fit {heads} heads of {width} and {key_heads} of keys of {size}")
     y = torch.empty(plan.tokens, inner, dtype=projected.dtype)
@@ -54,7 +58,7 @@ def delta_prefill(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
         *(c.taps.data_ptr(), None if c.conv_bias is None else c.conv_bias.data_ptr()),
         *(c.dt_bias.data_ptr(), c.A.data_ptr(), c.norm.data_ptr(), c.eps),
-        *_words(conv_pool, state_pool, plan),
+        *_pools_and_plan(conv_pool, state_pool, plan),
         y.data_ptr(),
         *(heads, width, key_heads, size, kernel),
     )
@@ -70,12 +74,15 @@ def kda_prefill(
     state_pool: Tensor,
     plan: PrefillPlan,
 ) -> Tensor:
-    """See reference.kda_prefill. Slots and rows of the projections may be strided; ValueError for other layouts."""
+    """Compute reference.kda_prefill. Raise ValueError for layouts that the C function does not take.
+
+    The pools and the projections may be strided in their first dimension.
+    """
     heads, width, size = state_pool.shape[1:]
     run, c, (kernel, channels) = cpp.function(KDA), constants, constants.taps.shape
     assert run is not None
     columns = [(projected, channels + heads), (forget, heads * size), (gate, heads * width)]
-    _check(columns, constants, conv_pool, state_pool, plan)
+    _check_layouts(columns, constants, conv_pool, state_pool, plan)
     if channels != heads * (2 * size + width):
         raise ValueError(f"{channels} channels do not fit {heads} heads of {width} with keys of {size}")
     y = torch.empty(plan.tokens, heads * width, dtype=projected.dtype)
@@ -83,15 +90,15 @@ def kda_prefill(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
         *(forget.data_ptr(), forget.stride(0), gate.data_ptr(), gate.stride(0)),
         *(c.taps.data_ptr(), c.dt_bias.data_ptr(), c.A.data_ptr(), c.norm.data_ptr(), c.eps),
-        *_words(conv_pool, state_pool, plan),
+        *_pools_and_plan(conv_pool, state_pool, plan),
         y.data_ptr(),
         *(heads, width, size, kernel),
     )
     return y
 
 
-def _words(conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan) -> tuple[int, ...]:
-    """Return the arguments of POOLS and PLAN."""
+def _pools_and_plan(conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan) -> tuple[int, ...]:
+    """Return the C function's arguments that POOLS and PLAN declare."""
     table = plan.table
     return (
         *(conv_pool.data_ptr(), conv_pool.stride(0)),
@@ -101,13 +108,17 @@ def _words(conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan) -> tuple[in
     )
 
 
-def _check(
+def _check_layouts(
     columns: list[tuple[Tensor, int]],
     c: DeltaConstants | KdaConstants,
     conv_pool: Tensor,
     state_pool: Tensor,
     plan: PrefillPlan,
 ) -> None:
+    """Raise ValueError unless each tensor has the expected shape and contiguous rows or slots.
+
+    columns: each projection with its expected number of columns.
+    """
     kernel, channels = c.taps.shape
     layouts = [
         *((tensor, (plan.tokens, count)) for tensor, count in columns),
@@ -159,14 +170,14 @@ def check_kda() -> None:
     for dtype, state_dtype in product(TYPES, TYPES):
         columns = (channels + heads, heads * size, heads * width)
         projected, forget, gate = (torch.randn(plan.tokens, count, generator=g).to(dtype) for count in columns)
-        given = (projected, forget, gate, constants)
+        inputs = (projected, forget, gate, constants)
         found, expected = ((pools[0].clone(), pools[1].to(state_dtype, copy=True)) for _ in range(2))
-        y, exact = kda_prefill(*given, *found, plan), reference.kda_prefill(*given, *expected, plan)
+        y, exact = kda_prefill(*inputs, *found, plan), reference.kda_prefill(*inputs, *expected, plan)
         _assert_agree((y, *found), (exact, *expected))
 
 
 def _assert_agree(found: tuple[Tensor, Tensor, Tensor], expected: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Compare the result, the convolution's pool and the pool of states."""
+    """Raise AssertionError if results, convolution pools or state pools differ by more than rounding."""
     (y, conv, state), (exact, exact_conv, exact_state) = found, expected
     tolerance = 1e-4 if y.dtype == torch.float32 else 0.02
     assert_agrees(y, exact, rtol=tolerance, atol=tolerance)

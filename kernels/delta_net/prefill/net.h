@@ -1,4 +1,4 @@
-// What the two rules of a delta net's prefill share: shapes, inputs, states, and the loop over packed segments.
+// The common parts of both delta nets' prefill: shapes, inputs, states, and the loop over packed segments.
 #pragma once
 
 #include <algorithm>
@@ -19,14 +19,14 @@ struct Shape {
     int64_t heads, width, key_heads, size, kernel;
 
     int64_t inner() const { return heads * width; }
-    int64_t keys() const { return key_heads * size; }  // Channels of the queries, and of the keys.
+    int64_t keys() const { return key_heads * size; }  // Channels of the queries; as many of the keys.
     int64_t channels() const { return inner() + 2 * keys(); }
     int64_t sharing() const { return heads / key_heads; }
-    int64_t columns() const { return round_up(width); }
-    int64_t wide() const { return round_up(size); }
+    int64_t columns() const { return round_up(width); }  // The width, padded to whole vectors.
+    int64_t wide() const { return round_up(size); }      // The size, padded to whole vectors.
 };
 
-// Prepared at load, all float32.
+// A layer's constants, prepared at load, all float32.
 struct Constants {
     const float *taps;       // [kernel, channels]
     const float *conv_bias;  // [channels] or null
@@ -36,6 +36,7 @@ struct Constants {
     float eps;
 };
 
+// Both strides count elements from slot to slot.
 struct Pools {
     float *conv;  // [slots, kernel - 1, channels]
     int state_type;
@@ -43,7 +44,7 @@ struct Pools {
     int64_t conv_stride, state_stride;
 };
 
-// The rows of a projection, one a token, `stride` apart.
+// The rows of a projection, one per token; `stride` counts elements from row to row.
 template <class T> struct Rows {
     const T *at;
     int64_t stride;
@@ -58,10 +59,13 @@ template <class T> struct Inputs {
     Rows<T> gate;      // [heads, width]
 };
 
-// Rule has, for the heads of a key head and a chunk of tokens:
-//   prepare(segment, chunk, key_head): what these heads share.
-//   advance(segment, chunk, head, prepared, h): outputs of one head; its state h [size, columns] after the chunk.
-// Buffer 0 of the scratch memory holds the states, which stay in the cache while a segment's chunks pass over them.
+// The prefill step of all segments. A derived class Rule computes one chunk of tokens with:
+//   prepare(segment, chunk, key_head): returns what all heads of a key head share.
+//   advance(segment, chunk, head, prepared, h): writes one head's outputs, and advances its state h [size, columns].
+//   gated(z): the activation of the output gate.
+// The states of a key head's heads stay in the cache while the chunks of a segment are computed. They are in buffer 0
+// of the scratch memory, transposed to [size, width], so that all products of a chunk have the head's width as their
+// columns.
 template <class T, class Rule> class Net {
 public:
     Net(const Shape &shape, const Constants &constants, const Plan &plan, const Pools &pools, const Inputs<T> &inputs, T *y)
@@ -70,7 +74,7 @@ public:
                    inputs.channels.stride, pools.conv, pools.conv_stride} {}
 
     void run() const {
-        // A key head's segments are adjacent, so that one long segment among short ones leaves no thread without work.
+        // The outer index is the key head, the inner one the segment: long segments are then spread over the threads.
         parallel_for(shape.key_heads * plan.segments, [&](int64_t begin, int64_t end) {
             const FlushDenormals flush;
             for (int64_t i = begin; i < end; ++i) scan(i / plan.segments, i % plan.segments);
@@ -88,7 +92,7 @@ protected:
     const int64_t longest;
     const Convolution<T> convolve;
 
-    // Keys, and then queries scaled by size^-½, of unit length: [2·length, wide].
+    // Write a chunk's keys and then its queries to `keys`: [2·length, wide], of unit length, queries scaled by size^-½.
     void keys_and_queries(int64_t segment, int64_t chunk, int64_t key_head, float *keys) const {
         const int64_t length = plan.length(chunk), wide = shape.wide(), channel = key_head * shape.size;
         float *const queries = keys + length * wide;
@@ -101,11 +105,12 @@ protected:
         }
     }
 
+    // Write a chunk's values of one head to `to`: [length, columns].
     void values(int64_t segment, int64_t chunk, int64_t head, float *to) const {
         convolve(segment, chunk, 2 * shape.keys() + head * shape.width, shape.width, to);
     }
 
-    // y = norm·o / rms(o)·gate(z) of a token; squares: the sum of o².
+    // Write norm·o / rms(o)·gate(z) of one token and head to y. squares: the sum of o².
     void output(int64_t token, int64_t head, const float *o, float squares) const {
         const int64_t first = head * shape.width;
         const T *const z = inputs.gate.row(token) + first;
@@ -120,7 +125,7 @@ protected:
 private:
     const Rule &rule() const { return static_cast<const Rule &>(*this); }
 
-    // All chunks of a segment for the heads of a key head.
+    // Compute all chunks of one segment for the heads of one key head.
     void scan(int64_t key_head, int64_t segment) const {
         const int64_t numbers = shape.size * shape.columns(), first = key_head * shape.sharing();
         float *const states = scratch(0, shape.sharing() * numbers);
@@ -138,17 +143,19 @@ private:
         each_head([&](int64_t head, float *h) { save(h, plan.slots[segment], head); });
     }
 
-    // f(state [width, size]), in the pool's type.
+    // Call f with a pointer to a head's state [width, size] in the pool's type.
     template <class F> void with_state(int64_t slot, int64_t head, F f) const {
         const int64_t at = slot * pools.state_stride + head * shape.width * shape.size;
         with_type(pools.state_type, [&](auto *type) { f(static_cast<decltype(type)>(pools.state) + at); });
     }
 
+    // Read a head's state from the pool, transposed.
     void restore(int64_t slot, int64_t head, float *h) const {
         with_state(slot, head,
                    [&](auto *state) { transpose(state, shape.size, shape.width, shape.size, h, shape.columns()); });
     }
 
+    // Write a head's state to the pool, transposed back.
     void save(const float *h, int64_t slot, int64_t head) const {
         with_state(slot, head,
                    [&](auto *state) { transpose(h, shape.columns(), shape.size, shape.width, state, shape.size); });

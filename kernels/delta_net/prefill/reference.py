@@ -1,4 +1,4 @@
-"""Delta nets between their projections, over packed segments, composed of the references of their parts."""
+"""Delta nets between their projections over packed segments, composed of the references of their operations."""
 
 import torch
 from torch import Tensor
@@ -19,13 +19,18 @@ def delta_prefill(
     state_pool: Tensor,
     plan: PrefillPlan,
 ) -> Tensor:
-    """Convolution, gated delta rule, norm and gate: [T, Hv·Dv] in the dtype of `projected`; float32 throughout.
+    """Run convolution, gated delta rule, norm and gate over packed segments: [T, Hv·Dv] in the dtype of `projected`.
+
+    Computed in float32. Both pools are updated in place: each segment's slot is read as the state before its first
+    token and receives the state at its end; each checkpoint's slot receives the state at its position. States are
+    rounded only on these writes, not between chunks.
 
     projected: [T, Hv·Dv + channels + 2·Hv], each token's gate z (Hv·Dv), q and k (Hk·Dk each), v (Hv·Dv), and its b and
-    a (Hv each). beta = σ(b), g = A·softplus(a + dt_bias); q and k get unit length, and q is scaled by Dk^-½.
-    conv_pool: float32 [slots, K-1, channels]; state_pool: [slots, Hv, Dv, Dk], float32 or bfloat16. Both hold each
-    segment's state before its first token, afterwards that at its end, and in each checkpoint's slot that at its
-    position; in between, states are not rounded.
+        a (Hv each). beta = σ(b) and g = A·softplus(a + dt_bias). After the convolution q and k are normalised to unit
+        length, and q is scaled by Dk^-½.
+    conv_pool: float32 [slots, K-1, channels].
+    state_pool: [slots, Hv, Dv, Dk], float32 or bfloat16.
+    plan: the segments with their slots, checkpoints and chunks.
     """
     heads, width, size = state_pool.shape[1:]
     inner, channels, tokens = heads * width, constants.taps.shape[1], len(projected)
@@ -55,13 +60,19 @@ def kda_prefill(
     state_pool: Tensor,
     plan: PrefillPlan,
 ) -> Tensor:
-    """Convolution, delta rule, norm and gate: [T, H·Dv] in the dtype of `projected`; float32 throughout.
+    """Run convolution, delta rule, norm and gate over packed segments: [T, H·Dv] in the dtype of `projected`.
 
-    projected: [T, channels + H], each token's q and k (H·Dk each), v (H·Dv), and its b (H); forget: [T, H·Dk]; gate:
-    [T, H·Dv]. beta = σ(b), g = A·softplus(forget + dt_bias); q and k get unit length, and q is scaled by Dk^-½.
-    conv_pool: float32 [slots, K-1, channels]; state_pool: [slots, H, Dv, Dk], float32 or bfloat16. Both hold each
-    segment's state before its first token, afterwards that at its end, and in each checkpoint's slot that at its
-    position; in between, states are not rounded.
+    Computed in float32. Both pools are updated in place: each segment's slot is read as the state before its first
+    token and receives the state at its end; each checkpoint's slot receives the state at its position. States are
+    rounded only on these writes, not between chunks.
+
+    projected: [T, channels + H], each token's q and k (H·Dk each), v (H·Dv), and its b (H). beta = σ(b). After the
+        convolution q and k are normalised to unit length, and q is scaled by Dk^-½.
+    forget: [T, H·Dk]; g = A·softplus(forget + dt_bias).
+    gate: [T, H·Dv], the output gate before the sigmoid.
+    conv_pool: float32 [slots, K-1, channels].
+    state_pool: [slots, H, Dv, Dk], float32 or bfloat16.
+    plan: the segments with their slots, checkpoints and chunks.
     """
     (heads, width, size), tokens = state_pool.shape[1:], len(projected)
     inputs, b = torch.split(projected, [constants.taps.shape[1], heads], dim=-1)

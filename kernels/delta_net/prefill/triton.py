@@ -1,4 +1,4 @@
-"""The same as reference.py, by Triton: five launches, and six with a decay for each channel."""
+"""The operations of reference.py in Triton: five launches with one decay per head, six with one per channel."""
 
 from torch import Tensor
 
@@ -12,14 +12,15 @@ from baton.kernels.prefill.plan import PrefillPlan
 def delta_prefill(
     projected: Tensor, constants: DeltaConstants, conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan
 ) -> Tensor:
-    """See reference.delta_prefill, but what is passed from one kernel to the next, and multiplied, is in the dtype of
-    `projected`. Rows of it may lie apart, and slots.
+    """Compute reference.delta_prefill, with all factors and intermediate results in the dtype of `projected`.
+
+    Sums and states are float32. `projected` and the pools may be strided in their first dimension.
     """
     (heads, width, size), tokens, c = state_pool.shape[1:], len(projected), constants
     inner, channels, keys = heads * width, c.taps.shape[1], c.key_heads * size
     inputs = projected[:, inner : inner + channels]
     convolved = conv1d_prefill(inputs, c.taps, c.conv_bias, conv_pool, plan.table)
-    # Not .view, which gives a single token another stride, and so another kernel.
+    # .view would give a single token another stride, for which another kernel would be compiled.
     o = delta_scan(
         convolved.as_strided((tokens, c.key_heads, size), (channels, size, 1), 0),
         convolved.as_strided((tokens, c.key_heads, size), (channels, size, 1), keys),
@@ -43,13 +44,14 @@ def kda_prefill(
     state_pool: Tensor,
     plan: PrefillPlan,
 ) -> Tensor:
-    """See reference.kda_prefill, but what is passed from one kernel to the next, and multiplied, is in the dtype of
-    `projected`. Rows of what is projected may lie apart, and slots.
+    """Compute reference.kda_prefill, with all factors and intermediate results in the dtype of `projected`.
+
+    Sums and states are float32. The projections and the pools may be strided in their first dimension.
     """
     (heads, width, size), tokens, c = state_pool.shape[1:], len(projected), constants
     channels, keys = c.taps.shape[1], heads * size
     convolved = conv1d_prefill(projected[:, :channels], c.taps, None, conv_pool, plan.table)
-    # Not .view, which gives a single token another stride, and so another kernel.
+    # .view would give a single token another stride, for which another kernel would be compiled.
     o = delta_scan(
         convolved.as_strided((tokens, heads, size), (channels, size, 1), 0),
         convolved.as_strided((tokens, heads, size), (channels, size, 1), keys),

@@ -1,4 +1,4 @@
-"""The gated delta rule: packed segments in chunks, and one token a row."""
+"""The gated delta rule: over packed segments in chunks, and for one token of each row."""
 
 from baton.kernels.delta_net.rule import reference
 from baton.kernels.delta_net.rule.reference import unit_length

@@ -1,4 +1,4 @@
-"""The scan of reference.py by Triton: which kernels run depends on whether a decay is a head's or a channel's."""
+"""The scan of reference.py in Triton: chooses the kernels by whether there is one decay per head or per channel."""
 
 from torch import Tensor
 
@@ -18,6 +18,6 @@ def delta_scan(
     A: Tensor | None = None,
     dt_bias: Tensor | None = None,
 ) -> Tensor:
-    """See reference.delta_scan, and the functions that this calls."""
+    """Compute reference.delta_scan. The two functions that this calls describe dtypes, layouts, A and dt_bias."""
     scan = triton_by_channel.delta_scan if g.dim() == 3 else triton_by_head.delta_scan
     return scan(q, k, v, g, beta, pool, table, A=A, dt_bias=dt_bias)

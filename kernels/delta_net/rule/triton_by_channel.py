@@ -1,10 +1,12 @@
-"""The scan with a decay for each channel, by Triton, in three kernels.
+"""The scan with one decay per channel in Triton, in three kernels.
 
-The first makes of a chunk's keys and queries what their channels' decays leave of them. The second relates its tokens:
-scores, and the inverse of the system that couples them. The third goes through a segment's chunks with the state in
-registers, as triton_by_head.py does.
-Nothing is divided by a decay, which may be 0: in blocks of 16 tokens, as in FLA's form, a later block's decays count
-from its beginning on, and those of tokens before it up to there; within a block each two tokens have their own.
+The first multiplies a chunk's keys and queries with their channels' decays. The second relates its tokens: it computes
+scores, and the inverse of the triangular system that couples the tokens. The third passes through a segment's chunks
+with the state in registers, as triton_by_head.py does.
+
+The decay from token j to token i is never computed as a quotient of two decays, because these may be 0. As in FLA's
+form, tokens are grouped in blocks of 16 (BLOCK). If i is in a later block than j, the decay is the product of that from
+j to the beginning of i's block and that from there to i, both at most 1. Within a block each pair has its own decay.
 """
 
 import torch
@@ -34,30 +36,33 @@ def delta_scan(
     A: Tensor | None = None,
     dt_bias: Tensor | None = None,
 ) -> Tensor:
-    """See reference.delta_scan, for a decay of each channel. Rows of all inputs may be strided, and slots of the pool.
+    """Compute reference.delta_scan with one decay per channel. All inputs and the pool may be strided in dimension 0.
 
-    Inputs are float32 or bfloat16; q, k and v have one dtype, in which products are computed, as is o. Sums and states
-    are float32.
-    A: float32 [H], dt_bias: float32 [H·Dk]; with them all is as it was projected and convolved: q and k get their
-    lengths, g is A·softplus(g + dt_bias), and beta σ(beta).
+    q, k and v have one dtype, float32 or bfloat16, which is also that of o and of all factors; g and beta may be
+    float32 or bfloat16. Sums and states are float32.
+
+    A: float32 [H], or None if the inputs are as in the reference. With A, they are as projected and convolved: q and k
+        are normalised to unit length and q is scaled by Dk^-½, g becomes A·softplus(g + dt_bias), and beta σ(beta).
+    dt_bias: float32 [H·Dk], given together with A.
     """
     (tokens, heads, width), size = v.shape, k.shape[2]
-    device, of_type = v.device, str(v.dtype).removeprefix("torch.")
-    # Keys and queries as the state before a chunk meets them, and keys as they are added to that behind it.
-    of_channels = (table.chunks, heads, LONGEST, size)
-    met, asked, added = (torch.empty(of_channels, dtype=v.dtype, device=device) for _ in range(3))
-    sums = torch.empty(of_channels, device=device)
+    device, dtype_name = v.device, str(v.dtype).removeprefix("torch.")
+    # recall_keys and read_queries are multiplied with the state before a chunk, so they have the decays from its first
+    # token to each token. add_keys are added to the state after it, with the decays from each token to its end.
+    per_channel = (table.chunks, heads, LONGEST, size)
+    recall_keys, read_queries, add_keys = (torch.empty(per_channel, dtype=v.dtype, device=device) for _ in range(3))
+    sums = torch.empty(per_channel, device=device)  # log decays from a chunk's first token to each token
     inverses = torch.empty(table.chunks, heads, LONGEST, LONGEST, dtype=v.dtype, device=device)
     scores = torch.empty(table.chunks, heads, LONGEST, LONGEST, dtype=v.dtype, device=device)
     o = torch.empty(tokens, heads, width, dtype=v.dtype, device=device)
-    whole = max(16, triton.next_power_of_2(size))
+    padded_size = max(16, triton.next_power_of_2(size))
     sizes = {"HEADS": heads, "SIZE": size, "TOKENS": LONGEST}
     rows = {"Q_ROW": row_stride(q), "K_ROW": row_stride(k)}
-    shape = f"state={size} {of_type}"
+    shape = f"state={size} {dtype_name}"
     launch(
         _decay,
         (heads * table.chunks,),
-        *(q, k, g, A, dt_bias, met, asked, added, sums, table.starts, size**-0.5),
+        *(q, k, g, A, dt_bias, recall_keys, read_queries, add_keys, sums, table.starts, size**-0.5),
         config=config_of("delta_net.rule.channel_decay", shape, device, *decay_candidates(size)),
         G_ROW=row_stride(g),
         **rows,
@@ -71,42 +76,45 @@ def delta_scan(
         IS_PROJECTED=A is not None,
         BETA_ROW=row_stride(beta),
         NEAR=BLOCK,
-        # Of what is multiplied as bfloat16, tf32 keeps more than is left in the end.
+        # The inverse of bfloat16 inputs is rounded to bfloat16 in the end, which is coarser than TF32.
         PRECISION="ieee" if v.dtype == torch.float32 else "tf32",
         **rows,
         **sizes,
     )
-    shape = f"heads={heads} width={width} state={size} {of_type}"
+    shape = f"heads={heads} width={width} state={size} {dtype_name}"
     candidates = scan_candidates(heads, width, size, v.dtype, shared_memory(device))
     config = config_of("delta_net.rule.channel_scan", shape, device, *candidates)
     launch(
         _scan,
         (heads * triton.cdiv(width, config.blocks["BLOCK_P"]), table.segments),
-        *(met, asked, added, sums, v, inverses, scores, o, pool),
+        *(recall_keys, read_queries, add_keys, sums, v, inverses, scores, o, pool),
         *(table.slots, table.first, table.starts, table.saves, table.saved),
         config=config,
         WIDTH=width,
         V_ROW=row_stride(v),
         SLOT=row_stride(pool),
-        BLOCK_N=whole,
+        BLOCK_N=padded_size,
         **sizes,
     )
     return o
 
 
 def decay_candidates(size: int) -> list[KernelConfig]:
-    """The first is the default."""
+    """Return the configurations of _decay to choose from, the default first."""
     return _in_parts(size, [(32, 4), (64, 4), (64, 8), (128, 8)])
 
 
 def relate_candidates(size: int, dtype: torch.dtype) -> list[KernelConfig]:
-    """The first is the default."""
+    """Return the configurations of _relate to choose from, the default first."""
     chosen = [(32, 8), (32, 4), (64, 8), (64, 4)] if dtype != torch.float32 else [(16, 8), (32, 8), (16, 4)]
     return _in_parts(size, chosen)
 
 
 def _in_parts(size: int, chosen: list[tuple[int, int]]) -> list[KernelConfig]:
-    """chosen: channels at once, of which there are `size`, and warps."""
+    """Return configurations for kernels that pass over `size` channels in parts.
+
+    chosen: pairs of channels per part and warps.
+    """
     most = max(16, triton.next_power_of_2(size))
     return [KernelConfig({"BLOCK_N": min(block, most)}, warps, 1) for block, warps in chosen]
 
@@ -118,9 +126,9 @@ def _decay(
     g_ptr,
     A_ptr,
     dt_bias_ptr,
-    met_ptr,
-    asked_ptr,
-    added_ptr,
+    recall_keys_ptr,
+    read_queries_ptr,
+    add_keys_ptr,
     sums_ptr,
     starts_ptr,
     scale,
@@ -132,7 +140,10 @@ def _decay(
     TOKENS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One head in one chunk. sums: of the log decays up to each token. Beyond a chunk's end nothing decays."""
+    """Compute recall_keys, read_queries, add_keys and sums of one head in one chunk.
+
+    Tokens past the chunk's end have no decay.
+    """
     chunk, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
     token = tl.arange(0, TOKENS)
     begin = tl.load(starts_ptr + chunk).to(tl.int64)
@@ -157,15 +168,15 @@ def _decay(
         places = (chunk * HEADS + head) * (TOKENS * SIZE) + (token[:, None] * SIZE + n[None, :])
         tl.store(sums_ptr + places, sums, has_n)
         q = tl.load(q_ptr + (token[:, None] * Q_ROW + n[None, :]), inside, other=0.0).to(tl.float32) * q_norm[:, None]
-        tl.store(asked_ptr + places, (q * tl.exp(sums)).to(asked_ptr.dtype.element_ty), has_n)
+        tl.store(read_queries_ptr + places, (q * tl.exp(sums)).to(read_queries_ptr.dtype.element_ty), has_n)
         k = tl.load(k_ptr + (token[:, None] * K_ROW + n[None, :]), inside, other=0.0).to(tl.float32) * k_norm[:, None]
-        tl.store(met_ptr + places, (k * tl.exp(sums)).to(met_ptr.dtype.element_ty), has_n)
-        tl.store(added_ptr + places, (k * tl.exp(total[None, :] - sums)).to(added_ptr.dtype.element_ty), has_n)
+        tl.store(recall_keys_ptr + places, (k * tl.exp(sums)).to(recall_keys_ptr.dtype.element_ty), has_n)
+        tl.store(add_keys_ptr + places, (k * tl.exp(total[None, :] - sums)).to(add_keys_ptr.dtype.element_ty), has_n)
 
 
 @jit
 def _squares(x_ptr, ROW: tl.constexpr, SIZE: tl.constexpr, token, live, BLOCK_N: tl.constexpr):
-    """The sum of each token's."""
+    """Return Σ x² of each token, [TOKENS]."""
     sums = tl.zeros([token.shape[0]], tl.float32)
     for part in range(0, SIZE, BLOCK_N):
         n = part + tl.arange(0, BLOCK_N)
@@ -196,7 +207,10 @@ def _relate(
     PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One head in one chunk. Lengths of q and k go into their products."""
+    """Compute inverse and scores of one head in one chunk, with decays between tokens as the module describes.
+
+    q and k are not normalised themselves; their products are multiplied with the inverse norms.
+    """
     chunk, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
     token = tl.arange(0, TOKENS)
     row, column = token[:, None], token[None, :]
@@ -207,52 +221,54 @@ def _relate(
     k_ptr += begin * K_ROW + head * SIZE
     sums_ptr += (chunk * HEADS + head) * (TOKENS * SIZE)
 
-    of_keys, of_queries = tl.zeros([TOKENS, TOKENS], tl.float32), tl.zeros([TOKENS, TOKENS], tl.float32)
+    key_scores, query_scores = tl.zeros([TOKENS, TOKENS], tl.float32), tl.zeros([TOKENS, TOKENS], tl.float32)
     k_squares, q_squares = tl.zeros([TOKENS], tl.float32), tl.zeros([TOKENS], tl.float32)
     for part in range(0, SIZE, BLOCK_N):
         n = part + tl.arange(0, BLOCK_N)
         has_n = (n < SIZE)[None, :]
-        given_k = tl.load(k_ptr + (row * K_ROW + n[None, :]), live[:, None] & has_n, other=0.0)
-        k = given_k.to(tl.float32)
+        loaded_k = tl.load(k_ptr + (row * K_ROW + n[None, :]), live[:, None] & has_n, other=0.0)
+        k = loaded_k.to(tl.float32)
         q = tl.load(q_ptr + (row * Q_ROW + n[None, :]), live[:, None] & has_n, other=0.0).to(tl.float32)
         sums = tl.load(sums_ptr + (row * SIZE + n[None, :]), has_n, other=0.0)
         k_squares += tl.sum(k * k, 1)
         q_squares += tl.sum(q * q, 1)
+        # Pairs of different blocks: for each block but the first, one product with all tokens before it.
         for first in range(NEAR, TOKENS, NEAR):
             at_first = tl.load(sums_ptr + ((first - 1) * SIZE + n), n < SIZE, other=0.0)[None, :]
             is_later = (row >= first) & (row < first + NEAR)
             since = tl.exp(tl.where(is_later, sums - at_first, -float("inf")))
             until = k * tl.exp(tl.where(row < first, at_first - sums, -float("inf")))
-            until = tl.trans(until.to(given_k.dtype))
-            of_keys = tl.dot((k * since).to(given_k.dtype), until, of_keys, input_precision="ieee")
-            of_queries = tl.dot((q * since).to(given_k.dtype), until, of_queries, input_precision="ieee")
+            until = tl.trans(until.to(loaded_k.dtype))
+            key_scores = tl.dot((k * since).to(loaded_k.dtype), until, key_scores, input_precision="ieee")
+            query_scores = tl.dot((q * since).to(loaded_k.dtype), until, query_scores, input_precision="ieee")
+        # Pairs within a block: each token with the one that is number `number` in its own block.
         for number in range(NEAR):
             near = row // NEAR * NEAR + number
             near_k = tl.load(k_ptr + (near * K_ROW + n[None, :]), (near < count) & has_n, other=0.0).to(tl.float32)
             near_sums = tl.load(sums_ptr + (near * SIZE + n[None, :]), has_n, other=0.0)
             left = near_k * tl.exp(tl.where(row >= near, sums - near_sums, -float("inf")))
-            of_keys += tl.where(column == near, tl.sum(k * left, 1)[:, None], 0.0)
-            of_queries += tl.where(column == near, tl.sum(q * left, 1)[:, None], 0.0)
+            key_scores += tl.where(column == near, tl.sum(k * left, 1)[:, None], 0.0)
+            query_scores += tl.where(column == near, tl.sum(q * left, 1)[:, None], 0.0)
 
     beta = tl.load(beta_ptr + begin * BETA_ROW + token * BETA_ROW + head, live, other=0.0).to(tl.float32)
     if IS_PROJECTED:
         beta = tl.where(live, tl.sigmoid(beta), 0.0)
         k_norm, q_norm = tl.rsqrt(k_squares + 1e-6), tl.rsqrt(q_squares + 1e-6) * scale
-        of_keys *= k_norm[:, None] * k_norm[None, :]
-        of_queries *= q_norm[:, None] * k_norm[None, :]
+        key_scores *= k_norm[:, None] * k_norm[None, :]
+        query_scores *= q_norm[:, None] * k_norm[None, :]
     matrix = (chunk * HEADS + head) * (TOKENS * TOKENS) + row * TOKENS + column
-    of_queries = tl.where(row >= column, of_queries, 0.0)
-    tl.store(scores_ptr + matrix, of_queries.to(scores_ptr.dtype.element_ty))
-    of_keys = tl.where(row > column, of_keys * beta[:, None], 0.0)
-    inverse = inverse_of(of_keys, row, column, TOKENS, PRECISION) * beta[None, :]
+    query_scores = tl.where(row >= column, query_scores, 0.0)
+    tl.store(scores_ptr + matrix, query_scores.to(scores_ptr.dtype.element_ty))
+    key_scores = tl.where(row > column, key_scores * beta[:, None], 0.0)
+    inverse = inverse_of(key_scores, row, column, TOKENS, PRECISION) * beta[None, :]
     tl.store(inverses_ptr + matrix, inverse.to(inverses_ptr.dtype.element_ty))
 
 
 @jit
 def _scan(
-    met_ptr,
-    asked_ptr,
-    added_ptr,
+    recall_keys_ptr,
+    read_queries_ptr,
+    add_keys_ptr,
     sums_ptr,
     v_ptr,
     inverses_ptr,
@@ -273,7 +289,7 @@ def _scan(
     TOKENS: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """BLOCK_P columns of one head, of one segment. The state is held as [N, P]."""
+    """Compute BLOCK_P columns of one head for all chunks of one segment. The state is held transposed, as [N, P]."""
     BLOCKS: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
     O_ROW: tl.constexpr = HEADS * WIDTH
     head, segment = tl.program_id(0) // BLOCKS, tl.program_id(1)
@@ -281,36 +297,37 @@ def _scan(
     token = tl.arange(0, TOKENS)
     v_ptr, o_ptr, pool_ptr = v_ptr + head * WIDTH, o_ptr + head * WIDTH, pool_ptr + head * (WIDTH * SIZE)
     matrix, has_n = token[:, None] * TOKENS + token[None, :], n < SIZE
-    channels, turned = token[:, None] * SIZE + n[None, :], token[None, :] * SIZE + n[:, None]
+    channels, transposed = token[:, None] * SIZE + n[None, :], token[None, :] * SIZE + n[:, None]
 
     own_ptr = pool_ptr + tl.load(slots_ptr + segment).to(tl.int64) * SLOT
     in_state = has_n[:, None] & (p < WIDTH)[None, :]
     state = tl.load(own_ptr + (p[None, :] * SIZE + n[:, None]), in_state, other=0.0).to(tl.float32)
-    first, behind = tl.load(first_ptr + segment).to(tl.int64), tl.load(first_ptr + segment + 1).to(tl.int64)
-    for chunk in range(first, behind):
+    first, end_chunk = tl.load(first_ptr + segment).to(tl.int64), tl.load(first_ptr + segment + 1).to(tl.int64)
+    for chunk in range(first, end_chunk):
         begin, end = tl.load(starts_ptr + chunk).to(tl.int64), tl.load(starts_ptr + chunk + 1).to(tl.int64)
         in_v = (token < (end - begin).to(tl.int32))[:, None] & (p < WIDTH)[None, :]
-        of_chunk = (chunk * HEADS + head) * (TOKENS * SIZE)
+        chunk_place = (chunk * HEADS + head) * (TOKENS * SIZE)
         v = tl.load(v_ptr + begin * V_ROW + (token[:, None] * V_ROW + p[None, :]), in_v, other=0.0)
-        held = state.to(v.dtype)
-        keys = tl.load(met_ptr + of_chunk + channels, has_n[None, :], other=0.0)
-        missing = v.to(tl.float32) - tl.dot(keys, held, input_precision="ieee")
+        rounded_state = state.to(v.dtype)
+        keys = tl.load(recall_keys_ptr + chunk_place + channels, has_n[None, :], other=0.0)
+        missing = v.to(tl.float32) - tl.dot(keys, rounded_state, input_precision="ieee")
         inverse = tl.load(inverses_ptr + (chunk * HEADS + head) * (TOKENS * TOKENS) + matrix)
         u = tl.dot(inverse, missing.to(v.dtype), input_precision="ieee")
-        queries = tl.load(asked_ptr + of_chunk + channels, has_n[None, :], other=0.0)
-        o = tl.dot(queries, held, input_precision="ieee")
+        queries = tl.load(read_queries_ptr + chunk_place + channels, has_n[None, :], other=0.0)
+        o = tl.dot(queries, rounded_state, input_precision="ieee")
         scores = tl.load(scores_ptr + (chunk * HEADS + head) * (TOKENS * TOKENS) + matrix)
         o = tl.dot(scores, u.to(v.dtype), o, input_precision="ieee")
         tl.store(o_ptr + begin * O_ROW + (token[:, None] * O_ROW + p[None, :]), o.to(v.dtype), in_v)
 
-        left_keys = tl.load(added_ptr + of_chunk + turned, has_n[:, None], other=0.0)
-        left = tl.exp(tl.load(sums_ptr + of_chunk + (TOKENS - 1) * SIZE + n[:, None], has_n[:, None], other=0.0))
-        # Not u as above: then its copy for products would stay, for which not every GPU has the shared memory.
+        added_keys = tl.load(add_keys_ptr + chunk_place + transposed, has_n[:, None], other=0.0)
+        decay = tl.exp(tl.load(sums_ptr + chunk_place + (TOKENS - 1) * SIZE + n[:, None], has_n[:, None], other=0.0))
+        # Masked again, this is another value than u above, so the copy of u in shared memory need not stay alive. Not
+        # every GPU has the shared memory for it.
         fed = tl.where(in_v, u, 0.0).to(v.dtype)
-        state = tl.dot(left_keys, fed, state * left, input_precision="ieee")
+        state = tl.dot(added_keys, fed, state * decay, input_precision="ieee")
         save, saved = tl.load(saves_ptr + chunk).to(tl.int32), tl.load(saves_ptr + chunk + 1).to(tl.int32)
         if save < saved:
             for number in range(save, saved):
-                kept_ptr = pool_ptr + tl.load(saved_ptr + number).to(tl.int64) * SLOT
-                tl.store(kept_ptr + (p[None, :] * SIZE + n[:, None]), state.to(pool_ptr.dtype.element_ty), in_state)
+                save_ptr = pool_ptr + tl.load(saved_ptr + number).to(tl.int64) * SLOT
+                tl.store(save_ptr + (p[None, :] * SIZE + n[:, None]), state.to(pool_ptr.dtype.element_ty), in_state)
     tl.store(own_ptr + (p[None, :] * SIZE + n[:, None]), state.to(pool_ptr.dtype.element_ty), in_state)

@@ -1,8 +1,9 @@
-"""The scan with a decay for each head, by Triton, in two kernels.
+"""The scan with one decay per head in Triton, in two kernels.
 
-The first takes what chunks have by themselves: decays, scores, and the inverse of the system that couples a chunk's
-tokens. The second goes through a segment's chunks with the state in registers, as kernels/mamba2/ssd/triton.py does;
-of FLA's form only what reads and writes the state is made, and nothing as wide as a key passes through memory.
+The first computes what chunks do not need a state for: decays, scores, and the inverse of the triangular system that
+couples a chunk's tokens. The second passes through a segment's chunks with the state in registers, as
+kernels/mamba2/ssd/triton.py does. Unlike FLA's form it never writes transformed keys or values to memory, so nothing as
+wide as a key passes between the kernels.
 """
 
 import torch
@@ -30,15 +31,17 @@ def delta_scan(
     A: Tensor | None = None,
     dt_bias: Tensor | None = None,
 ) -> Tensor:
-    """See reference.delta_scan, for a decay of each head. Rows of all inputs may be strided, and slots of the pool.
+    """Compute reference.delta_scan with one decay per head. All inputs and the pool may be strided in dimension 0.
 
-    Inputs are float32 or bfloat16; q, k and v have one dtype, in which products are computed, as is o. Sums and states
-    are float32.
-    A, dt_bias: float32 [Hv]; with them all is as it was projected: q and k get unit length and q the scale Dk^-½, beta
-    is the sigmoid of what is given for it, and g A·softplus(g + dt_bias).
+    q, k and v have one dtype, float32 or bfloat16, which is also that of o and of all factors; g and beta may be
+    float32 or bfloat16. Sums and states are float32.
+
+    A: float32 [Hv], or None if the inputs are as in the reference. With A, they are as projected and convolved: q and k
+        are normalised to unit length and q is scaled by Dk^-½, g becomes A·softplus(g + dt_bias), and beta σ(beta).
+    dt_bias: float32 [Hv], given together with A.
     """
     (tokens, heads, width), (key_heads, size) = v.shape, k.shape[1:]
-    device, of_type = v.device, str(v.dtype).removeprefix("torch.")
+    device, dtype_name = v.device, str(v.dtype).removeprefix("torch.")
     gates = torch.empty(table.chunks, heads, 4, LONGEST, device=device)
     inverses = torch.empty(table.chunks, heads, LONGEST, LONGEST, dtype=v.dtype, device=device)
     scores = torch.empty(table.chunks, heads, LONGEST, LONGEST, dtype=v.dtype, device=device)
@@ -51,7 +54,9 @@ def delta_scan(
         "K_ROW": row_stride(k),
         "TOKENS": LONGEST,
     }
-    config = config_of("delta_net.rule.prepare", f"state={size} {of_type}", device, *prepare_candidates(size, v.dtype))
+    config = config_of(
+        "delta_net.rule.prepare", f"state={size} {dtype_name}", device, *prepare_candidates(size, v.dtype)
+    )
     launch(
         _prepare,
         (heads * table.chunks,),
@@ -59,13 +64,13 @@ def delta_scan(
         config=config,
         G_ROW=row_stride(g),
         BETA_ROW=row_stride(beta),
-        # Of what is multiplied as bfloat16, tf32 keeps more than is left in the end.
+        # The inverse of bfloat16 inputs is rounded to bfloat16 in the end, which is coarser than TF32.
         PRECISION="ieee" if v.dtype == torch.float32 else "tf32",
         **sizes,
     )
     config = config_of(
         "delta_net.rule.scan",
-        f"heads={heads} width={width} state={size} {of_type}",
+        f"heads={heads} width={width} state={size} {dtype_name}",
         device,
         *scan_candidates(heads, width, size, v.dtype, shared_memory(device)),
     )
@@ -85,17 +90,20 @@ def delta_scan(
 
 
 def prepare_candidates(size: int, dtype: torch.dtype) -> list[KernelConfig]:
-    """The first is the default."""
+    """Return the configurations of _prepare to choose from, the default first."""
     chosen = [(32, 4), (64, 4), (32, 8), (64, 8), (128, 8)] if dtype != torch.float32 else [(16, 8), (32, 8)]
     most = max(16, triton.next_power_of_2(size))
     return [KernelConfig({"BLOCK_N": min(block, most)}, warps, 1) for block, warps in chosen]
 
 
 def scan_candidates(heads: int, width: int, size: int, dtype: torch.dtype, shared: int) -> list[KernelConfig]:
-    """The first is the default: enough programs to keep a GPU busy with one segment.
+    """Return the configurations of _scan to choose from, the default first.
 
-    shared: bytes of shared memory; two stages are what it takes for loads to overlap with the chunk before them.
-    In float32 there are no tensor cores, and the operands of larger blocks do not fit into registers.
+    The default has enough programs to keep a GPU busy with one segment. Two pipeline stages let loads overlap with the
+    previous chunk, if there is enough shared memory.
+    Float32 has no tensor cores, and the operands of larger blocks would not fit into registers.
+
+    shared: bytes of shared memory that a program may use.
     """
     most = max(16, triton.next_power_of_2(width))
     block = 32 if heads * triton.cdiv(width, 32) >= 64 else 16
@@ -134,10 +142,17 @@ def _prepare(
     PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One head in one chunk. Norms of q and k go into what their products are multiplied with.
+    """Compute gates, inverse and scores of one head in one chunk.
 
-    gates: of k·state, q·state, of what is added to the state, and of the state, up to each token or from it on.
-    Beyond a chunk's end nothing decays and nothing is added.
+    q and k are not normalised themselves; the factors of their products contain the inverse norms.
+    Tokens past the chunk's end have no decay, and nothing is added for them.
+
+    gates_ptr: [chunks, heads, 4, TOKENS]. With γ the running sum of g, γ_end its last value, and |k| and |q| the norms
+        (for q divided by `scale`), the four rows are:
+            exp(γ) / |k|, the factor of k·state
+            exp(γ) / |q|, the factor of q·state
+            exp(γ_end − γ) / |k|, the factor of each token's change when it is added to the state
+            exp(γ), whose last number is the decay of the state over the chunk
     """
     chunk, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
     token = tl.arange(0, TOKENS)
@@ -155,15 +170,15 @@ def _prepare(
 
     q_ptr += begin * Q_ROW + head // HEADS_PER_KEY * SIZE
     k_ptr += begin * K_ROW + head // HEADS_PER_KEY * SIZE
-    of_keys, of_queries = tl.zeros([TOKENS, TOKENS], tl.float32), tl.zeros([TOKENS, TOKENS], tl.float32)
+    key_scores, query_scores = tl.zeros([TOKENS, TOKENS], tl.float32), tl.zeros([TOKENS, TOKENS], tl.float32)
     k_squares, q_squares = tl.zeros([TOKENS], tl.float32), tl.zeros([TOKENS], tl.float32)
     for part in range(0, SIZE, BLOCK_N):
         n = part + tl.arange(0, BLOCK_N)
         inside = live[:, None] & (n < SIZE)[None, :]
         k = tl.load(k_ptr + (token[:, None] * K_ROW + n[None, :]), inside, other=0.0)
         q = tl.load(q_ptr + (token[:, None] * Q_ROW + n[None, :]), inside, other=0.0)
-        of_keys = tl.dot(k, tl.trans(k), of_keys, input_precision="ieee")
-        of_queries = tl.dot(q, tl.trans(k), of_queries, input_precision="ieee")
+        key_scores = tl.dot(k, tl.trans(k), key_scores, input_precision="ieee")
+        query_scores = tl.dot(q, tl.trans(k), query_scores, input_precision="ieee")
         k_squares += tl.sum(k.to(tl.float32) * k.to(tl.float32), 1)
         q_squares += tl.sum(q.to(tl.float32) * q.to(tl.float32), 1)
     k_norm, q_norm = tl.full([TOKENS], 1.0, tl.float32), tl.full([TOKENS], 1.0, tl.float32)
@@ -171,12 +186,12 @@ def _prepare(
         k_norm, q_norm = tl.rsqrt(k_squares + 1e-6), tl.rsqrt(q_squares + 1e-6) * scale
 
     decay = tl.exp(tl.where(row >= column, sums[:, None] - sums[None, :], -float("inf")))
-    of_keys = of_keys * (beta * k_norm)[:, None] * k_norm[None, :] * decay
-    inverse = inverse_of(tl.where(row > column, of_keys, 0.0), row, column, TOKENS, PRECISION) * beta[None, :]
-    of_queries = of_queries * q_norm[:, None] * k_norm[None, :] * decay
+    key_scores = key_scores * (beta * k_norm)[:, None] * k_norm[None, :] * decay
+    inverse = inverse_of(tl.where(row > column, key_scores, 0.0), row, column, TOKENS, PRECISION) * beta[None, :]
+    query_scores = query_scores * q_norm[:, None] * k_norm[None, :] * decay
     matrix = (chunk * HEADS + head) * (TOKENS * TOKENS) + row * TOKENS + column
     tl.store(inverses_ptr + matrix, inverse.to(inverses_ptr.dtype.element_ty))
-    tl.store(scores_ptr + matrix, of_queries.to(scores_ptr.dtype.element_ty))
+    tl.store(scores_ptr + matrix, query_scores.to(scores_ptr.dtype.element_ty))
 
     gates_ptr += (chunk * HEADS + head) * (4 * TOKENS) + token
     tl.store(gates_ptr, tl.exp(sums) * k_norm)
@@ -187,9 +202,14 @@ def _prepare(
 
 @jit
 def inverse_of(A, row, column, TOKENS: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + A)⁻¹ of a matrix that is zero from the diagonal on: of blocks along it, then of blocks twice as large.
+    """Return (I + A)⁻¹ for a strictly lower triangular A.
 
-    Where X inverts both halves of a block and B is what lies below one and beside the other, X − X·B·X inverts it.
+    Diagonal blocks of size 2 are inverted first, then blocks of twice the size until one covers the matrix:
+
+        ⎡P 0⎤⁻¹   ⎡ P⁻¹          0 ⎤
+        ⎣B Q⎦   = ⎣−Q⁻¹·B·P⁻¹   Q⁻¹⎦
+
+    With X the inverses of the halves on the diagonal, this is X − X·B·X.
     """
     is_pair = (row // 2 == column // 2) & (row != column)
     X = tl.where(row == column, 1.0, 0.0) - tl.where(is_pair, A, 0.0)
@@ -229,7 +249,7 @@ def _scan(
     TOKENS: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """BLOCK_P columns of one head, of one segment. The state is held as [N, P]."""
+    """Compute BLOCK_P columns of one head for all chunks of one segment. The state is held transposed, as [N, P]."""
     BLOCKS: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
     O_ROW: tl.constexpr = HEADS * WIDTH
     head, segment = tl.program_id(0) // BLOCKS, tl.program_id(1)
@@ -242,39 +262,40 @@ def _scan(
     own_ptr = pool_ptr + tl.load(slots_ptr + segment).to(tl.int64) * SLOT
     in_state = (n < SIZE)[:, None] & (p < WIDTH)[None, :]
     state = tl.load(own_ptr + (p[None, :] * SIZE + n[:, None]), in_state, other=0.0).to(tl.float32)
-    first, behind = tl.load(first_ptr + segment).to(tl.int64), tl.load(first_ptr + segment + 1).to(tl.int64)
+    first, end_chunk = tl.load(first_ptr + segment).to(tl.int64), tl.load(first_ptr + segment + 1).to(tl.int64)
     begin, end = tl.load(starts_ptr + first).to(tl.int64), tl.load(starts_ptr + first + 1).to(tl.int64)
-    for chunk in range(first, behind):
-        # Read ahead of need, so that no address waits for it and the loads of the next chunk overlap with this one.
+    for chunk in range(first, end_chunk):
+        # Load the next chunk's bounds now: its addresses then do not wait for them, and its loads overlap with this
+        # chunk's computation.
         next_begin = tl.load(starts_ptr + chunk + 1).to(tl.int64)
-        next_end = tl.load(starts_ptr + tl.minimum(chunk + 2, behind)).to(tl.int64)
+        next_end = tl.load(starts_ptr + tl.minimum(chunk + 2, end_chunk)).to(tl.int64)
         live = token < (end - begin).to(tl.int32)
         in_v, in_k = live[:, None] & (p < WIDTH)[None, :], live[:, None] & (n < SIZE)[None, :]
         chunk_gates_ptr = gates_ptr + (chunk * HEADS + head) * (4 * TOKENS)
-        recalled, read = tl.load(chunk_gates_ptr + token), tl.load(chunk_gates_ptr + TOKENS + token)
-        added = tl.load(chunk_gates_ptr + 2 * TOKENS + token)
+        recall_gates, read_gates = tl.load(chunk_gates_ptr + token), tl.load(chunk_gates_ptr + TOKENS + token)
+        add_gates = tl.load(chunk_gates_ptr + 2 * TOKENS + token)
         total = tl.load(chunk_gates_ptr + 4 * TOKENS - 1)
 
-        # Each is loaded where it is used: all at once would not fit into the shared memory of some GPUs in float32.
+        # Load each operand where it is used: in float32, all of them together exceed the shared memory of some GPUs.
         v = tl.load(v_ptr + begin * V_ROW + (token[:, None] * V_ROW + p[None, :]), in_v, other=0.0)
         k = tl.load(k_ptr + begin * K_ROW + (token[:, None] * K_ROW + n[None, :]), in_k, other=0.0)
-        held = state.to(k.dtype)
-        missing = v.to(tl.float32) - tl.dot(k, held, input_precision="ieee") * recalled[:, None]
+        rounded_state = state.to(k.dtype)
+        missing = v.to(tl.float32) - tl.dot(k, rounded_state, input_precision="ieee") * recall_gates[:, None]
         inverse = tl.load(inverses_ptr + (chunk * HEADS + head) * (TOKENS * TOKENS) + matrix)
         u = tl.dot(inverse, missing.to(v.dtype), input_precision="ieee")
         q = tl.load(q_ptr + begin * Q_ROW + (token[:, None] * Q_ROW + n[None, :]), in_k, other=0.0)
-        o = tl.dot(q, held, input_precision="ieee") * read[:, None]
+        o = tl.dot(q, rounded_state, input_precision="ieee") * read_gates[:, None]
         scores = tl.load(scores_ptr + (chunk * HEADS + head) * (TOKENS * TOKENS) + matrix)
         o = tl.dot(scores, u.to(v.dtype), o, input_precision="ieee")
         o_places = token[:, None] * O_ROW + p[None, :]
         tl.store(o_ptr + begin * O_ROW + o_places, o.to(v.dtype), in_v)
 
-        turned = tl.load(k_ptr + begin * K_ROW + (token[None, :] * K_ROW + n[:, None]), tl.trans(in_k), other=0.0)
-        state = tl.dot(turned, (u * added[:, None]).to(k.dtype), state * total, input_precision="ieee")
+        transposed = tl.load(k_ptr + begin * K_ROW + (token[None, :] * K_ROW + n[:, None]), tl.trans(in_k), other=0.0)
+        state = tl.dot(transposed, (u * add_gates[:, None]).to(k.dtype), state * total, input_precision="ieee")
         begin, end = next_begin, next_end
         save, saved = tl.load(saves_ptr + chunk).to(tl.int32), tl.load(saves_ptr + chunk + 1).to(tl.int32)
         if save < saved:
             for number in range(save, saved):
-                kept_ptr = pool_ptr + tl.load(saved_ptr + number).to(tl.int64) * SLOT
-                tl.store(kept_ptr + (p[None, :] * SIZE + n[:, None]), state.to(pool_ptr.dtype.element_ty), in_state)
+                save_ptr = pool_ptr + tl.load(saved_ptr + number).to(tl.int64) * SLOT
+                tl.store(save_ptr + (p[None, :] * SIZE + n[:, None]), state.to(pool_ptr.dtype.element_ty), in_state)
     tl.store(own_ptr + (p[None, :] * SIZE + n[:, None]), state.to(pool_ptr.dtype.element_ty), in_state)

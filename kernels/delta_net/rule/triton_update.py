@@ -1,4 +1,4 @@
-"""The update of reference.py by Triton: each state is read once and written once."""
+"""The update of reference.py in Triton. Each state is read once and written once."""
 
 import torch
 import triton
@@ -26,13 +26,15 @@ def delta_update(
     A: Tensor | None = None,
     dt_bias: Tensor | None = None,
 ) -> Tensor:
-    """See reference.delta_update. Rows of all inputs, float32 or bfloat16, may be strided; slots too.
+    """Compute reference.delta_update. q, k, v, g and beta may be float32 or bfloat16.
 
-    targets: int64 [R], the slots that states are written to, none of them another row's; None: where they were read.
-    A, dt_bias: float32 [Hv] and [Hv], or [Hv·Dk] with a decay for each channel. If they are given, the inputs are as
-        they were projected and convolved: q and k get unit length and q the scale Dk^-½, g is A·softplus(g + dt_bias),
-        and beta is σ(beta).
-    Padding rows may share a slot and a target; what is then in the slot and in those rows of o means nothing.
+    These and the pool may be strided in their first dimension. Rows may share a slot and a target if neither their
+    contents nor these rows of o are used, as with padding rows.
+
+    targets: int64 [R], the slots that the states are written to, none of them another row's slot; None: `slots`.
+    A: float32 [Hv], or None if the inputs are as in the reference. With A, they are as projected and convolved: q and k
+        are normalised to unit length and q is scaled by Dk^-½, g becomes A·softplus(g + dt_bias), and beta σ(beta).
+    dt_bias: float32 [Hv], or [Hv·Dk] with one decay per channel; given together with A.
     """
     (rows, heads, width), (key_heads, size) = v.shape, k.shape[1:]
     o = torch.empty(rows, heads, width, dtype=torch.float32, device=v.device)
@@ -91,7 +93,7 @@ def _step(
     BLOCK_N: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """BLOCK_P rows of the state of one head. pool_ptr: float32, or the bits of bfloat16 as int16."""
+    """Advance BLOCK_P rows of the state of one head. pool_ptr: float32, or the bits of bfloat16 as int16."""
     row = tl.program_id(1).to(tl.int64)
     blocks: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
     head = tl.program_id(0) // blocks
@@ -102,12 +104,12 @@ def _step(
     places = (head * WIDTH + p)[:, None] * SIZE + n[None, :]
 
     slot = tl.load(slots_ptr + row).to(tl.int64)
-    kept = tl.load(pool_ptr + slot * SLOT + places, inside, other=0)
-    of_key = head // HEADS_PER_KEY * SIZE + n
-    q = tl.load(q_ptr + row * Q_ROW + of_key, has_n, other=0.0).to(tl.float32)
-    k = tl.load(k_ptr + row * K_ROW + of_key, has_n, other=0.0).to(tl.float32)
+    loaded = tl.load(pool_ptr + slot * SLOT + places, inside, other=0)
+    key_places = head // HEADS_PER_KEY * SIZE + n
+    q = tl.load(q_ptr + row * Q_ROW + key_places, has_n, other=0.0).to(tl.float32)
+    k = tl.load(k_ptr + row * K_ROW + key_places, has_n, other=0.0).to(tl.float32)
     v = tl.load(v_ptr + row * V_ROW + head * WIDTH + p, has_p, other=0.0).to(tl.float32)
-    # A number, or with a decay for each channel a vector.
+    # One number per head, or one per channel.
     if BY_CHANNEL:
         g = tl.load(g_ptr + row * G_ROW + head * SIZE + n, has_n, other=0.0).to(tl.float32)
     else:
@@ -126,9 +128,9 @@ def _step(
             g += tl.load(dt_bias_ptr + head)
         g = tl.load(A_ptr + head) * softplus(g)
         beta = tl.sigmoid(beta)
-    state = widened(kept) * (tl.exp(g)[None, :] if BY_CHANNEL else tl.exp(g))
-    fed = beta * (v - tl.sum(state * k[None, :], 1))
-    state = tl.fma(fed[:, None], k[None, :], state)
+    state = widened(loaded) * (tl.exp(g)[None, :] if BY_CHANNEL else tl.exp(g))
+    change = beta * (v - tl.sum(state * k[None, :], 1))
+    state = tl.fma(change[:, None], k[None, :], state)
     tl.store(o_ptr + (row * HEADS + head) * WIDTH + p, tl.sum(state * q[None, :], 1), has_p)
     if pool_ptr.dtype.element_ty == tl.int16:
         tl.store(pool_ptr + slot * SLOT + places, rounded(state, places, position), inside)

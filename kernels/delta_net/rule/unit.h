@@ -1,4 +1,4 @@
-// Queries and keys of unit length: reference.unit_length.
+// Normalisation of queries and keys to unit length, as reference.unit_length defines it.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace baton {
 
-// Σ a·b of `count` numbers.
+// Return Σ a·b of `count` numbers.
 inline float dot(const float *a, const float *b, int64_t count) {
     floats total{};
     float rest = 0.0f;
@@ -22,9 +22,9 @@ inline float dot(const float *a, const float *b, int64_t count) {
     return sum(total) + rest;
 }
 
-// x ← scale·x / |x|
+// Replace x by scale·x / |x|.
 inline void normalize(float *x, int64_t count, float scale) {
-    constexpr float LEAST = 1e-6f;  // Beside the sum of squares.
+    constexpr float LEAST = 1e-6f;  // Added to the sum of squares, so that zeros stay zeros.
     scale /= std::sqrt(dot(x, x, count) + LEAST);
     over(count, [&](int64_t i, auto v) { put(x + i, get<decltype(v)>(x + i) * scale); });
 }

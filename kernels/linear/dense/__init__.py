@@ -1,4 +1,4 @@
-"""Projections by weights packed for this CPU: for native code where it is installed, else for oneDNN, else plain."""
+"""Projections with weights packed for this CPU: for native code if installed, else for oneDNN, else unpacked."""
 
 from dataclasses import dataclass
 
@@ -13,20 +13,20 @@ __all__ = ["PackedWeight", "linear", "look_up", "pack"]
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight [outputs, inputs] in another layout; with_rows: rows can be looked up in it."""
+    """A weight [outputs, inputs] in the layout of native code or of oneDNN."""
 
     data: Tensor
     outputs: int
     inputs: int
-    with_rows: bool
+    with_rows: bool  # the layout is that of native code, in which rows can be looked up; else it is oneDNN's
 
     def plain(self) -> Tensor:
-        """[outputs, inputs], as it was."""
+        """Return the weight as it was before packing: [outputs, inputs]."""
         return look_up(torch.arange(self.outputs), self) if self.with_rows else self.data.to_dense()
 
 
 def pack(weight: Tensor) -> PackedWeight | None:
-    """None where plain is best. weight: [outputs, inputs]."""
+    """Pack a weight [outputs, inputs]; return None if it is best left as it is."""
     outputs, inputs = weight.shape
     if native.takes(weight):
         return PackedWeight(native.packed(weight), outputs, inputs, True)
@@ -34,7 +34,7 @@ def pack(weight: Tensor) -> PackedWeight | None:
 
 
 def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
-    """See reference.linear."""
+    """Compute reference.linear with the form that fits the weight."""
     if isinstance(weight, Tensor):
         return cpu.linear(x, weight, bias)
     if weight.with_rows:
@@ -43,7 +43,7 @@ def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None) -> Ten
 
 
 def look_up(tokens: Tensor, weight: Tensor | PackedWeight) -> Tensor:
-    """See reference.look_up; ValueError for a packed weight without rows."""
+    """Compute reference.look_up with the form that fits the weight. Raise ValueError for one without rows."""
     if isinstance(weight, Tensor):
         return F.embedding(tokens, weight)
     if not weight.with_rows:

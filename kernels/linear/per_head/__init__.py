@@ -1,4 +1,4 @@
-"""Projections of each head by a weight of its own: by native code over packed weights, else by torch."""
+"""Projections with one weight per head: native code with packed weights, else torch."""
 
 from torch import Tensor
 
@@ -9,12 +9,12 @@ __all__ = ["PackedHeads", "head_linear", "pack"]
 
 
 def pack(weight: Tensor) -> PackedHeads | None:
-    """None where plain is best. weight: [H, outputs, inputs]."""
+    """Pack a weight [H, outputs, inputs]; return None if it is best left as it is."""
     return native.pack(weight) if native.takes(weight) else None
 
 
 def head_linear(x: Tensor, weight: Tensor | PackedHeads, passed: int = 0) -> Tensor:
-    """See reference.head_linear."""
+    """Compute reference.head_linear with the form that fits the weight."""
     if isinstance(weight, PackedHeads):
         return native.head_linear(x, weight, passed)
     return cpu.head_linear(x, weight, passed)

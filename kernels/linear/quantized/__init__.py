@@ -1,4 +1,4 @@
-"""Projections by weights that are kept as integers: by Triton or native code where they compute, else by torch."""
+"""Projections with weights stored as integers: in Triton or native code where they apply, else in torch."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -17,7 +17,7 @@ Layout: TypeAlias = Literal["triton", "native", "torch"]
 
 
 class Implementation(Protocol):
-    """The implementation of one layout."""
+    """The functions that a module provides for its layout of packed integers."""
 
     def packed(self, codes: Tensor, scales: Tensor, bits: int) -> Tensor: ...
 
@@ -36,8 +36,8 @@ class QuantizedWeight:
     bits: int
     outputs: int
     inputs: int
-    dtype: torch.dtype  # of the products
-    layout: Layout  # what computes with it
+    dtype: torch.dtype  # that of the original weight, and of look_up's rows
+    layout: Layout  # the implementation that packed the data and computes with it
 
 
 def quantize(weight: Tensor, bits: int) -> QuantizedWeight:
@@ -53,12 +53,12 @@ def quantize(weight: Tensor, bits: int) -> QuantizedWeight:
 
 
 def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-    """See reference.linear."""
+    """Compute reference.linear with the weight's implementation."""
     return _by(weight.layout).linear(x, weight.data, weight.bits, weight.outputs, bias)
 
 
 def look_up(tokens: Tensor, weight: QuantizedWeight) -> Tensor:
-    """See reference.look_up."""
+    """Compute reference.look_up with the weight's implementation."""
     shape = weight.outputs, weight.inputs
     return _by(weight.layout).look_up(tokens, weight.data, weight.bits, shape, weight.dtype)
 

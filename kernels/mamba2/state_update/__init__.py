@@ -1,4 +1,4 @@
-"""One token of Mamba-2's recurrence for each row, its state updated in place, or its inputs kept to be replayed."""
+"""One token of Mamba-2's recurrence for each row: updates states in place, or stores the inputs for a later replay."""
 
 from baton.kernels.mamba2.state_update import cpu, reference, replay
 from baton.kernels.mamba2.state_update.replay import InputRing

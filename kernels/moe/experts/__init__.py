@@ -1,4 +1,4 @@
-"""Feed-forward experts, of which each token has a few: by Triton or native code where they compute, else by torch."""
+"""Feed-forward experts, a few per token: in Triton or native code where they apply, else in torch."""
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ def experts(
     output_linear: Tensor | PackedExperts,
     activation: Activation,
 ) -> Tensor:
-    """See reference.experts; weights as they were, or packed."""
+    """Compute reference.experts with its fastest form. Each weight is a plain tensor or packed by `pack`."""
     if native.takes(x, input_linear, output_linear):
         assert isinstance(input_linear, PackedExperts) and isinstance(output_linear, PackedExperts)
         return native.experts(x, chosen, weights, input_linear, output_linear, activation)

@@ -1,4 +1,4 @@
-"""Which experts compute for a token: by Triton or native code where they compute, else by torch."""
+"""The choice of experts for each token: in Triton or native code where they apply, else in torch."""
 
 from torch import Tensor
 
@@ -11,14 +11,14 @@ __all__ = ["RoutingRule", "pack", "route"]
 
 
 def pack(router: Tensor) -> PackedWeight | None:
-    """None where plain is best. router: [E, D]."""
+    """Pack a router's weight [E, D]; return None if it is best left as it is."""
     return native.pack(router) if native.takes(router) else None
 
 
 def route(
     x: Tensor, router: Tensor | PackedWeight, bias: Tensor | None, rule: RoutingRule, padding: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """See reference.route."""
+    """Compute reference.route with its fastest form."""
     if isinstance(router, PackedWeight):
         return native.route(x, router, bias, rule, padding)
     if takes(x):

@@ -1,4 +1,4 @@
-"""RMS norm of a residual stream, and the addition before it."""
+"""RMS norm of the residual stream, fused with the addition before it."""
 
 from baton.kernels.norm.rms import native, reference
 from baton.kernels.runtime.dispatch import dispatch

@@ -1,4 +1,4 @@
-"""Compiled kernels: found or built, cached, loaded and checked; an operation's native.py declares its functions."""
+"""Compiled kernels: builds, caches, loads and checks them. An operation's native.py declares its functions."""
 
 from baton.kernels.runtime.cpp.library import (
     Function,

@@ -1,4 +1,4 @@
-"""Computations recorded as rows of native calls, and replayed by one."""
+"""Computations recorded as sequences of native calls, and replayed by one call."""
 
 from baton.kernels.runtime.cpu_graph.memory import SharedMemory
 from baton.kernels.runtime.cpu_graph.recording import Recording, record

@@ -1,4 +1,4 @@
-"""Triton: for which tensors it computes, how its kernels are launched, with which block sizes and precision."""
+"""Triton: the choice of tensors that it computes with, and its kernels' launches, block sizes and precision."""
 
 from baton.kernels.runtime.triton.configs import KernelConfig, chosen, config_of
 from baton.kernels.runtime.triton.launching import Launch, launch, watched

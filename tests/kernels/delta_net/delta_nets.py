@@ -1,4 +1,4 @@
-"""Random gated delta nets, one layer's views of pools that hold all layers of a slot side by side."""
+"""Random gated delta nets whose pools are views of one layer in pools that hold all layers of a slot together."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,10 +18,8 @@ LAYERS = 3
 
 @dataclass(frozen=True)
 class NetLayout:
-    """heads: that share a key head."""
-
-    keys: int
-    heads: int
+    keys: int  # key heads
+    heads: int  # value heads per key head
     width: int
     size: int
     kernel: int
@@ -78,7 +76,7 @@ class DeltaNet:
         return replace(self, conv_pools=self.conv_pools.clone(), state_pools=pools)
 
     def alone(self, slot: int) -> "DeltaNet":
-        """With what is in the other slots lost."""
+        """Return a copy in which all slots but one are NaN."""
         net = self.again()
         others = [other for other in range(len(self.state_pools)) if other != slot]
         net.conv_pools[others] = torch.nan
@@ -113,7 +111,7 @@ def slots_of(rows: int, slots: int, seed: int = 0) -> Tensor:
 
 
 def assert_same_to_rounding(found: DeltaNet, y: Tensor, expected: DeltaNet, exact: Tensor) -> None:
-    """Outputs and pools; what no slot of this layer holds is the same bits."""
+    """Compare outputs and pools: states to rounding; the convolution pools and other layers' states bit by bit."""
     tolerance = 3e-5 if y.dtype == F32 else 2**-7
     torch.testing.assert_close(y, exact, rtol=tolerance, atol=tolerance * max(1.0, float(exact.abs().max())))
     tolerance = 2e-5 if found.state_pools.dtype == F32 else 2**-7

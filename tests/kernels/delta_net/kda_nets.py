@@ -1,4 +1,4 @@
-"""Random layers of Kimi Delta Attention, views of pools that hold all layers of a slot side by side."""
+"""Random layers of Kimi Delta Attention whose pools are views of one layer in pools that hold all layers of a slot."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -43,24 +43,25 @@ class KdaNet:
     conv_pools: Tensor
     state_pools: Tensor
 
-    def given(self, rows: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, KdaConstants, Tensor, Tensor]:
-        of_rows = (self.projected[rows], self.forget[rows], self.gate[rows])
-        return (*of_rows, self.constants, self.conv_pools[:, 1], self.state_pools[:, 1])
+    def arguments(self, rows: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, KdaConstants, Tensor, Tensor]:
+        """Return the arguments that prefill and decode have in common, for these rows."""
+        projections = (self.projected[rows], self.forget[rows], self.gate[rows])
+        return (*projections, self.constants, self.conv_pools[:, 1], self.state_pools[:, 1])
 
     def prefill(self, packed: Packed, form: Callable[..., Tensor], rows: slice = slice(None)) -> Tensor:
         p, cpu = packed, torch.device("cpu")
         plan = plan_prefill(p.offsets, p.starts, p.slots, p.checkpoints, 64, self.layout.kernel, cpu)
-        return form(*self.given(rows), plan)
+        return form(*self.arguments(rows), plan)
 
     def decode(self, slots: Tensor, form: Callable[..., Tensor], rows: slice = slice(None)) -> Tensor:
-        return form(*self.given(rows), slots[rows], slots[rows] * 1000)
+        return form(*self.arguments(rows), slots[rows], slots[rows] * 1000)
 
     def again(self, states: torch.dtype | None = None) -> "KdaNet":
         pools = self.state_pools.clone() if states is None else self.state_pools.to(states)
         return replace(self, conv_pools=self.conv_pools.clone(), state_pools=pools)
 
     def alone(self, slot: int) -> "KdaNet":
-        """With what is in the other slots lost."""
+        """Return a copy in which all slots but one are NaN."""
         net = self.again()
         others = [other for other in range(len(self.state_pools)) if other != slot]
         net.conv_pools[others] = torch.nan
@@ -71,7 +72,7 @@ class KdaNet:
 def drawn(
     s: KdaLayout, tokens: int, slots: int, dtype: torch.dtype = F32, seed: int = 0, states: torch.dtype = F32
 ) -> KdaNet:
-    """Decays of a channel from hardly any to e^-16 at a token."""
+    """Draw a layer whose channels decay by anything between almost nothing and about e^-16 per token."""
     g = torch.Generator().manual_seed(seed)
     constants = KdaConstants(
         taps=torch.randn(s.kernel, s.channels, generator=g) / s.kernel,
@@ -96,7 +97,7 @@ def slots_of(rows: int, slots: int, seed: int = 0) -> Tensor:
 
 
 def assert_same_to_rounding(found: KdaNet, y: Tensor, expected: KdaNet, exact: Tensor) -> None:
-    """Outputs and pools; what no slot of this layer holds is the same bits."""
+    """Compare outputs and pools: states to rounding; the convolution pools and other layers' states bit by bit."""
     tolerance = 3e-5 if y.dtype == F32 else 2**-7
     torch.testing.assert_close(y, exact, rtol=tolerance, atol=tolerance * max(1.0, float(exact.abs().max())))
     tolerance = 2e-5 if found.state_pools.dtype == F32 else 2**-7

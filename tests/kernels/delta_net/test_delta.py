@@ -1,4 +1,4 @@
-"""The gated delta net between its projections: of a prefill and of decoding rows, as torch defines them."""
+"""The references of the gated delta net between its projections, against its definition token by token in float64."""
 
 from dataclasses import dataclass, replace
 
@@ -20,8 +20,8 @@ many = settings(max_examples=30, deadline=None)
 
 @dataclass(frozen=True)
 class Sizes:
-    keys: int = 2
-    ratio: int = 2
+    keys: int = 2  # key heads
+    ratio: int = 2  # value heads per key head
     size: int = 8
     width: int = 6
     kernel: int = 4
@@ -90,7 +90,7 @@ def drawn(s: Sizes, tokens: int, slots: int, seed: int = 0, dtype: torch.dtype =
 
 
 def definition(net: Net, slot: int) -> Tensor:
-    """The whole of `projected` as one sequence behind the state in `slot`, one token after the other, in float64."""
+    """Return y for `projected` as one sequence that continues the state in `slot`, token by token in float64."""
     s, c = net.sizes, net.constants
     inner = s.heads * s.width
     z, inputs, b, a = net.projected.double().split([inner, s.channels, s.heads, s.heads], 1)
@@ -98,7 +98,7 @@ def definition(net: Net, slot: int) -> Tensor:
     state, outputs = net.state_pool[slot].double(), list[Tensor]()
     for token in range(len(z)):
         history = [*history, inputs[token]][-s.kernel :]
-        x = sum(tap * given for tap, given in zip(c.taps.double(), history, strict=True))
+        x = sum(tap * past for tap, past in zip(c.taps.double(), history, strict=True))
         x = x if c.conv_bias is None else x + c.conv_bias
         x = x * x.sigmoid()
         q, k, v = x.split([s.keys * s.size, s.keys * s.size, inner])
@@ -118,7 +118,7 @@ def definition(net: Net, slot: int) -> Tensor:
 
 @many
 @given(sizes=SIZES, tokens=st.integers(1, 140), seed=st.integers(0, 9))
-def test_a_prefill_is_what_it_is_defined_as(sizes: Sizes, tokens: int, seed: int) -> None:
+def test_a_prefill_equals_the_definition(sizes: Sizes, tokens: int, seed: int) -> None:
     net = drawn(sizes, tokens, 3, seed)
     expected = definition(net, 1)
     torch.testing.assert_close(
@@ -128,8 +128,8 @@ def test_a_prefill_is_what_it_is_defined_as(sizes: Sizes, tokens: int, seed: int
 
 @many
 @given(sizes=SIZES, packed=packs(), seed=st.integers(0, 9))
-def test_decoding_token_by_token_leaves_what_a_prefill_leaves(sizes: Sizes, packed: Packed, seed: int) -> None:
-    """Outputs, states and the convolution's inputs, at each segment's end and at every checkpoint."""
+def test_decoding_token_by_token_equals_a_prefill(sizes: Sizes, packed: Packed, seed: int) -> None:
+    """Compare outputs, states and the convolution's history, at each segment's end and at every checkpoint."""
     filled = drawn(sizes, packed.tokens, packed.pool_size, seed)
     decoded = filled.again()
     y = filled.prefill(packed)
@@ -149,7 +149,7 @@ def test_decoding_token_by_token_leaves_what_a_prefill_leaves(sizes: Sizes, pack
 
 @pytest.mark.parametrize("states", [F32, BF16])
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_what_runs_here_equals_the_references(dtype: torch.dtype, states: torch.dtype) -> None:
+def test_the_dispatched_form_equals_the_references(dtype: torch.dtype, states: torch.dtype) -> None:
     packed = pack([90, 1, 40], [0, 64, 7], [(0, 64), (0, 70), (2, 47)])
     found = drawn(Sizes(), packed.tokens, packed.pool_size, 0, dtype, states)
     expected = found.again()
@@ -171,7 +171,7 @@ def test_what_runs_here_equals_the_references(dtype: torch.dtype, states: torch.
     assert torch.equal(found.conv_pool, expected.conv_pool)
 
 
-def test_a_poisoned_request_does_not_reach_its_neighbours() -> None:
+def test_nan_in_one_request_does_not_reach_others() -> None:
     packed = pack([70, 33], [0, 0], [])
     healthy = drawn(Sizes(), packed.tokens, packed.pool_size)
     poisoned = healthy.again()

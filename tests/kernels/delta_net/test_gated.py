@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks and a token at a time, against the recurrence token by token in float64."""
+"""The gated delta rule in chunks and for single tokens, against the recurrence token by token in float64."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,7 +20,7 @@ many = settings(max_examples=40, deadline=None)
 
 @dataclass
 class Rule:
-    """What the rule is given, and the pool that it works on."""
+    """The inputs of the rule for some tokens, and the pool that it updates."""
 
     q: Tensor
     k: Tensor
@@ -39,7 +39,7 @@ class Rule:
         return delta_update(self.q, self.k, self.v, self.g, self.beta, self.pool, *at)
 
     def rows(self, rows: slice) -> "Rule":
-        """Those tokens, over the same pool."""
+        """Return these tokens' rule, with the same pool."""
         return Rule(self.q[rows], self.k[rows], self.v[rows], self.g[rows], self.beta[rows], self.pool)
 
     def over(self, pool: Tensor) -> "Rule":
@@ -56,22 +56,22 @@ def drawn(
     width: int = 5,
     fall: float = 1,
 ) -> Rule:
-    """fall: the decay's logarithm is up to so many times 1/2 below 0 for half of the heads, and 0 for the others."""
+    """Draw a rule of which every other head decays, with g between -fall / 2 and 0; the other heads have g = 0."""
     gen = torch.Generator().manual_seed(seed)
     heads = keys * ratio
-    kept = torch.arange(heads) % 2
+    decays = torch.arange(heads) % 2
     return Rule(
         unit_length(torch.randn(tokens, keys, size, generator=gen)) * size**-0.5,
         unit_length(torch.randn(tokens, keys, size, generator=gen)),
         torch.randn(tokens, heads, width, generator=gen),
-        -torch.rand(tokens, heads, generator=gen) * fall / 2 * kept,
+        -torch.rand(tokens, heads, generator=gen) * fall / 2 * decays,
         torch.rand(tokens, heads, generator=gen),
         torch.randn(slots, heads, width, size, generator=gen),
     )
 
 
 def recurrence(rule: Rule, packed: Packed) -> tuple[Tensor, Tensor]:
-    """Outputs [T, Hv, Dv] and the pool afterwards, by the definition: S ← S·(e^g·(I − beta·k·kᵀ)) + beta·v·kᵀ."""
+    """Return o [T, Hv, Dv] and the pool afterwards, by the definition: S ← S·(e^g·(I − beta·k·kᵀ)) + beta·v·kᵀ."""
     pool, o = rule.pool.double(), torch.empty(rule.v.shape, dtype=torch.float64)
     ratio, identity = rule.v.shape[1] // rule.k.shape[1], torch.eye(rule.k.shape[2], dtype=torch.float64)
     for segment, slot in enumerate(packed.slots):
@@ -80,8 +80,8 @@ def recurrence(rule: Rule, packed: Packed) -> tuple[Tensor, Tensor]:
             for head in range(rule.v.shape[1]):
                 q, k = rule.q[token, head // ratio].double(), rule.k[token, head // ratio].double()
                 beta, decay = rule.beta[token, head].double(), rule.g[token, head].double().exp()
-                kept = decay * (identity - beta * torch.outer(k, k))
-                state[head] = state[head] @ kept + beta * torch.outer(rule.v[token, head].double(), k)
+                transition = decay * (identity - beta * torch.outer(k, k))
+                state[head] = state[head] @ transition + beta * torch.outer(rule.v[token, head].double(), k)
                 o[token, head] = state[head] @ q
             position = packed.starts[segment] + token - packed.offsets[segment] + 1
             for owner, at, target in packed.checkpoints:
@@ -114,7 +114,7 @@ def test_unit_length() -> None:
 def test_chunks_equal_the_recurrence_at_every_checkpoint(
     packed: Packed, keys: int, ratio: int, size: int, width: int, fall: float, seed: int
 ) -> None:
-    """Segments fresh or resumed anywhere, key heads shared, sizes odd; decay none, usual, and nearly all at once."""
+    """Cover new and resumed segments, shared key heads, odd sizes, and decays from none to nearly everything."""
     rule = drawn(packed.tokens, packed.pool_size, seed, keys, ratio, size, width, fall)
     o, pool = recurrence(rule, packed)
     assert_close(rule.prefill(packed), o)
@@ -139,8 +139,8 @@ def test_the_largest_decay_ends_in_zero_and_not_in_nan() -> None:
     assert_close(rule.pool, pool)
 
 
-def test_overwriting_keeps_the_last_value_alone() -> None:
-    """beta 1, no decay and one key: each value replaces the one before."""
+def test_overwriting_keeps_only_the_last_value() -> None:
+    """With beta 1, no decay and a single key, each value replaces the previous one."""
     packed = pack([70], [0], [])
     rule = drawn(70, packed.pool_size, keys=1, ratio=1)
     rule.k[:], rule.q[:], rule.g[:], rule.beta[:] = rule.k[0].clone(), rule.k[0].clone(), 0, 1
@@ -151,7 +151,7 @@ def test_overwriting_keeps_the_last_value_alone() -> None:
 
 @many
 @given(packed=packs(), seed=st.integers(0, 9), states=st.sampled_from([F32, BF16]))
-def test_a_segment_gets_the_same_bits_alone_and_beside_states_of_nan(
+def test_a_segment_is_unaffected_by_other_segments_and_by_nan_in_other_slots(
     packed: Packed, seed: int, states: torch.dtype
 ) -> None:
     together = drawn(packed.tokens, packed.pool_size, seed)
@@ -159,12 +159,12 @@ def test_a_segment_gets_the_same_bits_alone_and_beside_states_of_nan(
     before, expected = together.pool.clone(), together.prefill(packed)
     for segment, slot in enumerate(packed.slots):
         rows = slice(*packed.offsets[segment : segment + 2])
-        wanted = [(0, position, target) for owner, position, target in packed.checkpoints if owner == segment]
+        checkpoints = [(0, position, target) for owner, position, target in packed.checkpoints if owner == segment]
         alone = together.rows(rows).over(torch.full_like(before, torch.nan))
         alone.pool[slot] = before[slot]
-        part = Packed([0, rows.stop - rows.start], [packed.starts[segment]], [slot], wanted, packed.pool_size)
+        part = Packed([0, rows.stop - rows.start], [packed.starts[segment]], [slot], checkpoints, packed.pool_size)
         assert torch.equal(alone.prefill(part), expected[rows])
-        own = [slot, *(target for _, _, target in wanted)]
+        own = [slot, *(target for _, _, target in checkpoints)]
         assert torch.equal(alone.pool[own], together.pool[own])
 
 
@@ -176,17 +176,17 @@ def test_a_prompt_cut_at_multiples_of_the_chunk_is_the_same_bits(chunks: list[in
         cuts.append(cuts[-1] + 64 * count)
     cuts.append(cuts[-1] + rest)
     once = drawn(cuts[-1], 2, seed)
-    apart = once.over(once.pool.clone())
+    in_pieces = once.over(once.pool.clone())
     expected = once.prefill(Packed([0, cuts[-1]], [0], [1], [], 2))
     for begin, end in pairwise(cuts):
-        o = apart.rows(slice(begin, end)).prefill(Packed([0, end - begin], [begin], [1], [], 2))
+        o = in_pieces.rows(slice(begin, end)).prefill(Packed([0, end - begin], [begin], [1], [], 2))
         assert torch.equal(o, expected[begin:end])
-    assert torch.equal(apart.pool, once.pool)
+    assert torch.equal(in_pieces.pool, once.pool)
 
 
 @many
 @given(packed=packs())
-def test_states_in_bfloat16_are_rounded_where_they_are_kept_and_not_between_chunks(packed: Packed) -> None:
+def test_states_in_bfloat16_are_rounded_where_they_are_stored_and_not_between_chunks(packed: Packed) -> None:
     exact = drawn(packed.tokens, packed.pool_size)
     rounded = exact.over(exact.pool.to(BF16))
     exact = exact.over(rounded.pool.float())
@@ -214,7 +214,7 @@ def test_an_update_equals_a_prefill_of_one_token(
     torch.testing.assert_close(decoded.pool, filled.pool, atol=1e-5, rtol=1e-5)
 
 
-def test_an_update_rounds_by_chance_behind_the_output() -> None:
+def test_an_update_rounds_stochastically_and_only_after_computing_the_output() -> None:
     exact = drawn(3, 6)
     rounded = exact.over(exact.pool.to(BF16))
     exact = exact.over(rounded.pool.float())

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention's rule in chunks and a token at a time, against the recurrence in float64."""
+"""Kimi Delta Attention's rule in chunks and for single tokens, against the recurrence in float64."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,12 +17,12 @@ from tests.kernels.packing import Packed, pack, random_packed
 F32, BF16 = torch.float32, torch.bfloat16
 many = settings(max_examples=40, deadline=None)
 FALLS = ([0.0], [1.0], [60.0], [0.0, 1e-4, 0.1, 3.0, 90.0, 1e4])
-"""By channel, how far below 0 a token's log decay may be: none, usual, nearly all, and each of these beside others."""
+"""Lists from which each channel draws -g's upper bound: no decay, usual, nearly everything, and all of them mixed."""
 
 
 @dataclass
 class ChannelRule:
-    """What the rule is given, and the pool that it works on."""
+    """The inputs of the rule for some tokens, and the pool that it updates."""
 
     q: Tensor
     k: Tensor
@@ -41,7 +41,7 @@ class ChannelRule:
         return delta_update(self.q, self.k, self.v, self.g, self.beta, self.pool, *at)
 
     def rows(self, rows: slice) -> "ChannelRule":
-        """Those tokens, over the same pool."""
+        """Return these tokens' rule, with the same pool."""
         return ChannelRule(self.q[rows], self.k[rows], self.v[rows], self.g[rows], self.beta[rows], self.pool)
 
     def over(self, pool: Tensor) -> "ChannelRule":
@@ -57,7 +57,7 @@ def drawn(
     width: int = 5,
     falls: list[float] = FALLS[1],
 ) -> ChannelRule:
-    """Each token's g is drawn for each channel, from one of the falls up to 0."""
+    """Draw a rule with g between -fall and 0, where each channel has one of the falls."""
     gen = torch.Generator().manual_seed(seed)
     fall = torch.tensor(falls)[torch.randint(len(falls), (heads, size), generator=gen)]
     return ChannelRule(
@@ -71,7 +71,7 @@ def drawn(
 
 
 def recurrence(rule: ChannelRule, packed: Packed) -> tuple[Tensor, Tensor]:
-    """Outputs [T, H, Dv] and the pool afterwards, by the definition: S ← S·diag(e^g)·(I − beta·k·kᵀ) + beta·v·kᵀ."""
+    """Return o [T, H, Dv] and the pool afterwards, by the definition: S ← S·diag(e^g)·(I − beta·k·kᵀ) + beta·v·kᵀ."""
     pool, o = rule.pool.double(), torch.empty(rule.v.shape, dtype=torch.float64)
     identity = torch.eye(rule.k.shape[2], dtype=torch.float64)
     for segment, slot in enumerate(packed.slots):
@@ -79,8 +79,8 @@ def recurrence(rule: ChannelRule, packed: Packed) -> tuple[Tensor, Tensor]:
         for token in range(packed.offsets[segment], packed.offsets[segment + 1]):
             for head in range(rule.v.shape[1]):
                 k, beta = rule.k[token, head].double(), rule.beta[token, head].double()
-                kept = rule.g[token, head].double().exp().diag() @ (identity - beta * torch.outer(k, k))
-                state[head] = state[head] @ kept + beta * torch.outer(rule.v[token, head].double(), k)
+                transition = rule.g[token, head].double().exp().diag() @ (identity - beta * torch.outer(k, k))
+                state[head] = state[head] @ transition + beta * torch.outer(rule.v[token, head].double(), k)
                 o[token, head] = state[head] @ rule.q[token, head].double()
             position = packed.starts[segment] + token - packed.offsets[segment] + 1
             for owner, at, target in packed.checkpoints:
@@ -106,8 +106,7 @@ def assert_close(found: Tensor, exact: Tensor) -> None:
 def test_chunks_equal_the_recurrence_at_every_checkpoint(
     packed: Packed, heads: int, size: int, width: int, falls: list[float], seed: int
 ) -> None:
-    """Segments fresh or resumed anywhere, sizes odd; decays none, usual, nearly all at once, and all of these beside
-    each other."""
+    """Cover new and resumed segments, odd sizes, and decays from none to nearly everything, also mixed."""
     rule = drawn(packed.tokens, packed.pool_size, seed, heads, size, width, falls)
     o, pool = recurrence(rule, packed)
     assert_close(rule.prefill(packed), o)
@@ -125,7 +124,7 @@ def test_any_chunk_size(chunk_size: int) -> None:
 
 @pytest.mark.parametrize("g", [-88.0, -104.0, -1e4, -1e30])
 def test_the_largest_decays_end_in_zero_and_not_in_nan(g: float) -> None:
-    """In one token, and in one of which the tokens beside it have none: as factors, e^γ and e^-γ would be 0 and ∞."""
+    """Use them for all tokens, and for single tokens among others without decay: e^γ is then 0, and e^-γ would be ∞."""
     packed = pack([130], [0], [(0, 64)])
     for tokens in (slice(None), slice(5, None, 9)):
         rule = drawn(130, packed.pool_size)
@@ -136,7 +135,7 @@ def test_the_largest_decays_end_in_zero_and_not_in_nan(g: float) -> None:
 
 
 def test_a_channel_that_is_forgotten_leaves_the_others_exact() -> None:
-    """A decay of e^-30 at each token, in half of the channels: what the others hold passes it by."""
+    """Half of the channels decay by e^-30 at each token; the other half must stay exact."""
     packed = pack([200], [0], [])
     rule = drawn(200, packed.pool_size, heads=2, size=8)
     rule.g.zero_()[:, :, ::2] = -30
@@ -161,7 +160,7 @@ def test_one_decay_for_all_channels_is_the_gated_delta_rule(packed: Packed, seed
 
 @many
 @given(packed=packs(), seed=st.integers(0, 9), states=st.sampled_from([F32, BF16]))
-def test_a_segment_gets_the_same_bits_alone_and_beside_states_of_nan(
+def test_a_segment_is_unaffected_by_other_segments_and_by_nan_in_other_slots(
     packed: Packed, seed: int, states: torch.dtype
 ) -> None:
     together = drawn(packed.tokens, packed.pool_size, seed)
@@ -169,12 +168,12 @@ def test_a_segment_gets_the_same_bits_alone_and_beside_states_of_nan(
     before, expected = together.pool.clone(), together.prefill(packed)
     for segment, slot in enumerate(packed.slots):
         rows = slice(*packed.offsets[segment : segment + 2])
-        wanted = [(0, position, target) for owner, position, target in packed.checkpoints if owner == segment]
+        checkpoints = [(0, position, target) for owner, position, target in packed.checkpoints if owner == segment]
         alone = together.rows(rows).over(torch.full_like(before, torch.nan))
         alone.pool[slot] = before[slot]
-        part = Packed([0, rows.stop - rows.start], [packed.starts[segment]], [slot], wanted, packed.pool_size)
+        part = Packed([0, rows.stop - rows.start], [packed.starts[segment]], [slot], checkpoints, packed.pool_size)
         assert torch.equal(alone.prefill(part), expected[rows])
-        own = [slot, *(target for _, _, target in wanted)]
+        own = [slot, *(target for _, _, target in checkpoints)]
         assert torch.equal(alone.pool[own], together.pool[own])
 
 
@@ -186,17 +185,17 @@ def test_a_prompt_cut_at_multiples_of_the_chunk_is_the_same_bits(chunks: list[in
         cuts.append(cuts[-1] + 64 * count)
     cuts.append(cuts[-1] + rest)
     once = drawn(cuts[-1], 2, seed)
-    apart = once.over(once.pool.clone())
+    in_pieces = once.over(once.pool.clone())
     expected = once.prefill(Packed([0, cuts[-1]], [0], [1], [], 2))
     for begin, end in pairwise(cuts):
-        o = apart.rows(slice(begin, end)).prefill(Packed([0, end - begin], [begin], [1], [], 2))
+        o = in_pieces.rows(slice(begin, end)).prefill(Packed([0, end - begin], [begin], [1], [], 2))
         assert torch.equal(o, expected[begin:end])
-    assert torch.equal(apart.pool, once.pool)
+    assert torch.equal(in_pieces.pool, once.pool)
 
 
 @many
 @given(packed=packs())
-def test_states_in_bfloat16_are_rounded_where_they_are_kept_and_not_between_chunks(packed: Packed) -> None:
+def test_states_in_bfloat16_are_rounded_where_they_are_stored_and_not_between_chunks(packed: Packed) -> None:
     exact = drawn(packed.tokens, packed.pool_size)
     rounded = exact.over(exact.pool.to(BF16))
     exact = exact.over(rounded.pool.float())
@@ -223,7 +222,7 @@ def test_an_update_equals_a_prefill_of_one_token(
     torch.testing.assert_close(decoded.pool, filled.pool, atol=1e-5, rtol=1e-5)
 
 
-def test_an_update_rounds_by_chance_behind_the_output() -> None:
+def test_an_update_rounds_stochastically_and_only_after_computing_the_output() -> None:
     exact = drawn(3, 6)
     rounded = exact.over(exact.pool.to(BF16))
     exact = exact.over(rounded.pool.float())

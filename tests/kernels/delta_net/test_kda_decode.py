@@ -1,4 +1,4 @@
-"""Kimi Delta Attention of decoding rows in C++: equal to the composed references."""
+"""Kimi Delta Attention of decoding rows in C++ equals the composed references."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_the_typical_shape(dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("target")
 @many
 @given(layout=LAYOUTS, rows=st.integers(1, 4), dtype=DTYPES, states=DTYPES)
-def test_a_row_gets_the_same_alone_and_beside_states_of_nan(
+def test_a_row_is_unaffected_by_other_rows_and_by_nan_in_other_slots(
     layout: KdaLayout, rows: int, dtype: torch.dtype, states: torch.dtype
 ) -> None:
     together, slots = drawn(layout, rows, rows + 2, dtype, states=states), slots_of(rows, rows + 2)
@@ -80,7 +80,7 @@ def test_threads_change_no_bit(dtype: torch.dtype, states: torch.dtype, rows: in
 @pytest.mark.usefixtures("target")
 @many
 @given(layout=LAYOUTS, rows=st.integers(1, 4), seed=st.integers(0, 9))
-def test_states_in_bfloat16_are_those_in_float32_rounded_by_chance(layout: KdaLayout, rows: int, seed: int) -> None:
+def test_bfloat16_states_are_float32_states_stochastically_rounded(layout: KdaLayout, rows: int, seed: int) -> None:
     found, slots = drawn(layout, rows, rows + 2, F32, seed, BF16), slots_of(rows, rows + 2, seed)
     exact = found.again(F32)
     assert torch.equal(found.decode(slots, kda_decode), exact.decode(slots, kda_decode))
@@ -88,7 +88,7 @@ def test_states_in_bfloat16_are_those_in_float32_rounded_by_chance(layout: KdaLa
 
 
 @pytest.mark.usefixtures("target")
-def test_decayed_states_are_taken_for_zero() -> None:
+def test_denormal_states_become_zero_and_the_callers_setting_stays() -> None:
     net, slots = drawn(TYPICAL, 2, 4), slots_of(2, 4)
     net.state_pools.fill_(1e-39)
     net.projected[:, : TYPICAL.channels] = 0
@@ -102,7 +102,7 @@ def test_decayed_states_are_taken_for_zero() -> None:
 
 @pytest.mark.usefixtures("target")
 def test_gates_far_from_zero() -> None:
-    """sigmoid and softplus at their ends: nothing written, all overwritten; every other channel forgotten."""
+    """Saturate sigmoid and softplus: nothing is written, or values are replaced; every other channel is forgotten."""
     found, slots = drawn(TYPICAL, 4, 6), slots_of(4, 6)
     found.projected[:, -TYPICAL.heads :] = torch.tensor([-200.0, 200.0, -200.0, 200.0])[:, None]
     found.forget[:] = torch.tensor([200.0, -200.0]).repeat(TYPICAL.heads * TYPICAL.size // 2)
@@ -116,7 +116,7 @@ def test_gates_far_from_zero() -> None:
 @pytest.mark.usefixtures("target")
 def test_other_layouts_are_refused() -> None:
     net, s = drawn(TYPICAL, 2, 4), slots_of(2, 4)
-    projected, forget, gate, constants, conv, state = net.given()
+    projected, forget, gate, constants, conv, state = net.arguments()
     for tensors, pools, slots, fault in [
         ((projected[:, 1:], forget, gate), (conv, state), s, "a row of projected is"),
         ((projected.t().contiguous().t(), forget, gate), (conv, state), s, "a row of projected is"),

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention between its projections: of a prefill and of decoding rows, as torch defines them."""
+"""The references of Kimi Delta Attention between its projections, against its definition in float64."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ SMALL = KdaLayout(heads=3, width=6, size=8, kernel=4)
 
 
 def definition(net: KdaNet, slot: int) -> Tensor:
-    """All tokens as one sequence behind the state in `slot`, one after the other, in float64."""
+    """Return y for all tokens as one sequence that continues the state in `slot`, token by token in float64."""
     s, c = net.layout, net.constants
     inputs, b = net.projected.double().split([s.channels, s.heads], 1)
     g = net.forget.double() + c.dt_bias
@@ -25,7 +25,7 @@ def definition(net: KdaNet, slot: int) -> Tensor:
     history, state, outputs = [*net.conv_pools[slot, 1].double()], net.state_pools[slot, 1].double(), list[Tensor]()
     for token in range(len(inputs)):
         history = [*history, inputs[token]][-s.kernel :]
-        x = torch.stack([tap * given for tap, given in zip(c.taps.double(), history, strict=True)]).sum(0)
+        x = torch.stack([tap * past for tap, past in zip(c.taps.double(), history, strict=True)]).sum(0)
         q, k, v = (x * x.sigmoid()).split([s.heads * s.size, s.heads * s.size, s.heads * s.width])
         q, k = (y.view(s.heads, s.size) for y in (q, k))
         q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
@@ -43,7 +43,7 @@ def definition(net: KdaNet, slot: int) -> Tensor:
 
 @many
 @given(layout=LAYOUTS, tokens=st.integers(1, 140), seed=st.integers(0, 9))
-def test_a_prefill_is_what_it_is_defined_as(layout: KdaLayout, tokens: int, seed: int) -> None:
+def test_a_prefill_equals_the_definition(layout: KdaLayout, tokens: int, seed: int) -> None:
     net = drawn(layout, tokens, 3, seed=seed)
     expected = definition(net, 1)
     y = net.prefill(Packed([0, tokens], [5], [1], [], 3), kda_prefill)
@@ -52,8 +52,8 @@ def test_a_prefill_is_what_it_is_defined_as(layout: KdaLayout, tokens: int, seed
 
 @many
 @given(layout=LAYOUTS, packed=packs(), seed=st.integers(0, 9))
-def test_decoding_token_by_token_leaves_what_a_prefill_leaves(layout: KdaLayout, packed: Packed, seed: int) -> None:
-    """Outputs, states and the convolution's inputs, at each segment's end and at every checkpoint."""
+def test_decoding_token_by_token_equals_a_prefill(layout: KdaLayout, packed: Packed, seed: int) -> None:
+    """Compare outputs, states and the convolution's history, at each segment's end and at every checkpoint."""
     filled = drawn(layout, packed.tokens, packed.pool_size, seed=seed)
     decoded = filled.again()
     y = filled.prefill(packed, kda_prefill)
@@ -61,7 +61,7 @@ def test_decoding_token_by_token_leaves_what_a_prefill_leaves(layout: KdaLayout,
         for token in range(*packed.offsets[segment : segment + 2]):
             row = slice(token, token + 1)
             position = torch.tensor([packed.starts[segment] + token - packed.offsets[segment]])
-            found = kda_decode(*decoded.given(row), torch.tensor([slot]), position)
+            found = kda_decode(*decoded.arguments(row), torch.tensor([slot]), position)
             torch.testing.assert_close(found, y[row], rtol=1e-4, atol=1e-4)
             for owner, at, target in packed.checkpoints:
                 if (owner, at) == (segment, position + 1):
@@ -73,7 +73,7 @@ def test_decoding_token_by_token_leaves_what_a_prefill_leaves(layout: KdaLayout,
 
 @pytest.mark.parametrize("states", [F32, BF16])
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_what_runs_here_equals_the_references(dtype: torch.dtype, states: torch.dtype) -> None:
+def test_the_dispatched_form_equals_the_references(dtype: torch.dtype, states: torch.dtype) -> None:
     packed = pack([90, 1, 40], [0, 64, 7], [(0, 64), (0, 70), (2, 47)])
     found = drawn(SMALL, packed.tokens, packed.pool_size, dtype, 0, states)
     expected = found.again()
@@ -88,7 +88,7 @@ def test_what_runs_here_equals_the_references(dtype: torch.dtype, states: torch.
     assert_same_to_rounding(found, y, expected, exact)
 
 
-def test_a_poisoned_request_does_not_reach_its_neighbours() -> None:
+def test_nan_in_one_request_does_not_reach_others() -> None:
     packed = pack([70, 33], [0, 0], [])
     healthy = drawn(SMALL, packed.tokens, packed.pool_size)
     poisoned = healthy.again()

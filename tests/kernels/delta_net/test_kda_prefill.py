@@ -1,4 +1,4 @@
-"""Kimi Delta Attention of a prefill in C++: equal to the composed references."""
+"""Kimi Delta Attention's prefill in C++ equals the composed references."""
 
 from itertools import accumulate
 
@@ -58,7 +58,7 @@ def test_many_segments_of_the_typical_shape(seed: int) -> None:
 @pytest.mark.usefixtures("target")
 @many
 @given(layout=LAYOUTS, packed=packs(), dtype=DTYPES, states=DTYPES)
-def test_a_segment_gets_the_same_alone_and_beside_states_of_nan(
+def test_a_segment_is_unaffected_by_other_segments_and_by_nan_in_other_slots(
     layout: KdaLayout, packed: Packed, dtype: torch.dtype, states: torch.dtype
 ) -> None:
     net = drawn(layout, packed.tokens, packed.pool_size, dtype, states=states)
@@ -93,7 +93,7 @@ def test_states_in_bfloat16_are_those_in_float32_rounded(layout: KdaLayout, pack
 
 @pytest.mark.usefixtures("target")
 def test_strong_decays_end_in_zero_and_nan_stays_in_its_segment() -> None:
-    """Of every other channel all is forgotten at each token, and in the others at every ninth."""
+    """Every other channel forgets everything at each token, and the remaining channels do at every ninth token."""
     packed = pack([70, 70], [0, 0], [])
     found = drawn(TYPICAL, packed.tokens, packed.pool_size)
     found.constants.A.fill_(-1e4)
@@ -111,8 +111,8 @@ def test_strong_decays_end_in_zero_and_nan_stays_in_its_segment() -> None:
 
 
 @pytest.mark.usefixtures("target")
-def test_keys_that_repeat_keep_the_last_value_alone() -> None:
-    """The system of a block at its worst: every key the same, nothing decays, each value replaces the one before."""
+def test_keys_that_repeat_keep_only_the_last_value() -> None:
+    """The worst case for the solution of a block's system: equal keys and no decay, so each value replaces the last."""
     packed = pack([130], [0], [])
     found = drawn(TYPICAL, packed.tokens, packed.pool_size)
     found.constants.A.zero_()
@@ -127,7 +127,7 @@ def test_keys_that_repeat_keep_the_last_value_alone() -> None:
 def test_other_layouts_are_refused() -> None:
     packed = pack([20, 5], [0, 0], [])
     net = drawn(TYPICAL, packed.tokens, packed.pool_size)
-    projected, forget, gate, constants, conv, state = net.given()
+    projected, forget, gate, constants, conv, state = net.arguments()
     plan = plan_prefill(packed.offsets, packed.starts, packed.slots, [], 64, TYPICAL.kernel, torch.device("cpu"))
     for tensors, pools, fault in [
         ((projected[:, 1:], forget, gate), (conv, state), "is not"),

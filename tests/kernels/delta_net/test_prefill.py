@@ -1,4 +1,4 @@
-"""The gated delta net of a prefill in C++: equal to the composed references."""
+"""The gated delta net's prefill in C++ equals the composed references."""
 
 from itertools import accumulate
 
@@ -58,7 +58,7 @@ def test_many_segments_of_the_typical_shape(seed: int) -> None:
 @pytest.mark.usefixtures("target")
 @many
 @given(layout=layouts(), packed=packs(), dtype=DTYPES, states=DTYPES)
-def test_a_segment_gets_the_same_alone_and_beside_states_of_nan(
+def test_a_segment_is_unaffected_by_other_segments_and_by_nan_in_other_slots(
     layout: NetLayout, packed: Packed, dtype: torch.dtype, states: torch.dtype
 ) -> None:
     net = drawn(layout, packed.tokens, packed.pool_size, dtype, states=states)
@@ -106,8 +106,8 @@ def test_strong_decay_ends_in_zero_and_nan_stays_in_its_segment() -> None:
 
 
 @pytest.mark.usefixtures("target")
-def test_keys_that_repeat_keep_the_last_value_alone() -> None:
-    """The system of a chunk at its worst: every key the same, nothing decays, each value replaces the one before."""
+def test_keys_that_repeat_keep_only_the_last_value() -> None:
+    """The worst case for the solution of a chunk's system: equal keys and no decay, so each value replaces the last."""
     packed = pack([130], [0], [])
     found = drawn(TYPICAL, packed.tokens, packed.pool_size)
     found.constants.A.zero_()

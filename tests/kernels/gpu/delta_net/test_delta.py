@@ -1,4 +1,4 @@
-"""The gated delta net between its projections by Triton: equal to the composed references."""
+"""The gated delta net between its projections in Triton equals the composed references."""
 
 import pytest
 import torch
@@ -57,14 +57,14 @@ def test_a_step_equals_the_references_and_writes_nothing_else(layout: NetLayout,
 
 @few
 @given(packed=packs())
-def test_a_segment_gets_the_same_alone_and_beside_states_of_nan(packed: Packed) -> None:
+def test_a_segment_is_unaffected_by_other_segments_and_by_nan_in_other_slots(packed: Packed) -> None:
     last = len(packed.slots) - 1
     assert_the_same_alone(drawn(SMALL, packed.tokens, packed.pool_size), packed, prefilling.delta_prefill, [last])
 
 
 @few
 @given(layout=LAYOUTS)
-def test_a_row_gets_the_same_alone_and_beside_states_of_nan(layout: NetLayout) -> None:
+def test_a_row_is_unaffected_by_other_rows_and_by_nan_in_other_slots(layout: NetLayout) -> None:
     together, slots = drawn(layout, 3, 5), slots_of(3, 5)
     alone = [together.alone(slot) for slot in slots.tolist()]
     expected = together.decode(slots, decoding.delta_decode)
@@ -77,17 +77,17 @@ def test_a_prompt_cut_at_a_multiple_of_the_chunk_is_the_same_bits() -> None:
     assert_the_same_in_pieces(drawn(SMALL, 150, 3), [64, 150], prefilling.delta_prefill)
 
 
-def test_states_in_bfloat16_are_those_in_float32_rounded_by_chance() -> None:
+def test_bfloat16_states_are_float32_states_stochastically_rounded() -> None:
     found, slots = drawn(SMALL, 3, 5, states=BF16), slots_of(3, 5)
     exact = found.again(F32)
     assert torch.equal(found.decode(slots, decoding.delta_decode), exact.decode(slots, decoding.delta_decode))
     assert torch.equal(found.state_pools[slots, 1], round_by_chance(exact.state_pools[slots, 1], slots * 1000))
 
 
-def test_a_prefill_rounds_states_where_they_are_kept_and_not_between_chunks() -> None:
+def test_a_prefill_rounds_states_where_they_are_stored_and_not_between_chunks() -> None:
     packed = pack([130, 20], [0, 30], [(0, 64), (1, 40)])
     net = drawn(SMALL, packed.tokens, packed.pool_size, states=BF16)
-    # The interpreter cuts what a GPU rounds.
+    # Where a GPU rounds to the nearest bfloat16, the interpreter truncates.
     assert_rounded_where_kept(net, packed, prefilling.delta_prefill, tolerance=2**-7)
 
 
@@ -109,23 +109,23 @@ def test_computes_wherever_triton_does() -> None:
 
 
 @pytest.mark.parametrize("shape", NETS.values(), ids=NETS.keys())
-def test_few_launches_and_nothing_of_torch_but_what_they_write_to(shape: NetShape) -> None:
+def test_few_launches_and_no_torch_operation_but_allocations(shape: NetShape) -> None:
     plan, index = shape.plan(), torch.empty(5, dtype=torch.int64, device="meta")
-    assert plan.table.chunks == 6  # The table is there before.
-    filled, given = shape.projected(plan.tokens, BF16), shape.projected(5, BF16)
+    assert plan.table.chunks == 6  # The table is made on the host, before the watched part.
+    prompts, rows = shape.projected(plan.tokens, BF16), shape.projected(5, BF16)
     constants, pools, launches = shape.constants(), shape.pools(9, BF16), list[triton.Launch]()
     with triton.watched(launches.append), Operations() as operations:
-        y = prefilling.delta_prefill(filled, constants, *pools, plan)
+        y = prefilling.delta_prefill(prompts, constants, *pools, plan)
         assert len(launches) == 5
-        next_y = decoding.delta_decode(given, constants, *pools, index, index)
+        next_y = decoding.delta_decode(rows, constants, *pools, index, index)
     assert len(launches) == 5 + 3
     assert operations.names == {"aten::empty"}
     assert (y.shape, y.dtype) == ((plan.tokens, shape.inner), BF16)
     assert (next_y.shape, next_y.dtype) == ((5, shape.inner), BF16)
 
 
-def test_one_token_takes_the_kernels_of_many() -> None:
-    """Else a prompt of one token, and a batch of one row, compile their own."""
+def test_one_token_uses_the_same_compiled_kernels_as_many() -> None:
+    """Otherwise the first prompt of one token, or batch of one row, would wait for another compilation."""
     shape, launches = NETS["odd"], list[triton.Launch]()
     one = plan_prefill([0, 1], [0], [0], [], 64, shape.kernel, torch.device("meta"))
     constants, pools = shape.constants(), shape.pools(9, F32)

@@ -1,4 +1,4 @@
-"""The gated delta rule by Triton: equal to the recurrence in chunks, and to the reference a token a row."""
+"""The gated delta rule in Triton: the scan equals the recurrence, and the update of one token equals the reference."""
 
 import pytest
 import torch
@@ -41,8 +41,8 @@ def test_equals_the_recurrence_at_every_checkpoint(
     assert_close(rule.pool, pool)
 
 
-def test_keys_that_repeat_keep_the_last_value_alone() -> None:
-    """The system of a chunk at its worst: every key the same, beta 1, and nothing decays."""
+def test_keys_that_repeat_keep_only_the_last_value() -> None:
+    """The worst case for the solution of a chunk's system: equal keys, beta 1, and no decay."""
     packed = pack([70], [0], [])
     rule = drawn(70, packed.pool_size, keys=1, ratio=1)
     rule.k[:], rule.g[:], rule.beta[:] = rule.k[0].clone(), 0, 1
@@ -111,23 +111,23 @@ def test_an_update_equals_the_reference(
 
 @pytest.mark.parametrize("states", [torch.float32, BF16])
 def test_an_update_from_slot_to_slot(states: torch.dtype) -> None:
-    given = drawn(2, 6, size=20, width=24)
-    given = given.over(given.pool.to(states))
-    expected, exact = given.over(given.pool.clone()), given.over(given.pool.to(torch.float32, copy=True))
+    source = drawn(2, 6, size=20, width=24)
+    source = source.over(source.pool.to(states))
+    expected, exact = source.over(source.pool.clone()), source.over(source.pool.to(torch.float32, copy=True))
     slots, targets, positions = torch.tensor([4, 0]), torch.tensor([1, 2]), torch.tensor([9, 1000])
-    before = given.pool.clone()
+    before = source.pool.clone()
 
     def update(rule: Rule, targets: torch.Tensor | None = None) -> torch.Tensor:
         r = rule
         return triton_update.delta_update(r.q, r.k, r.v, r.g, r.beta, r.pool, slots, positions, targets=targets)
 
-    o = update(given, targets)
+    o = update(source, targets)
     assert torch.equal(o, update(expected)) and torch.equal(o, update(exact))
-    assert torch.equal(given.pool[targets], expected.pool[slots])
+    assert torch.equal(source.pool[targets], expected.pool[slots])
     if states == BF16:
-        assert torch.equal(given.pool[targets], round_by_chance(exact.pool[slots], positions))
+        assert torch.equal(source.pool[targets], round_by_chance(exact.pool[slots], positions))
     others = [slot for slot in range(6) if slot not in targets]
-    assert torch.equal(given.pool[others], before[others])
+    assert torch.equal(source.pool[others], before[others])
 
 
 def test_computes_wherever_triton_does() -> None:
