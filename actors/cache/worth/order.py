@@ -81,8 +81,8 @@ class ByWorth(Generic[S]):
     is worth least is taken to be at one of the two ends of a queue, as worth falls or rises with age.
 
     The heap holds those ends as of the last look, and every state that was put in a queue since. It is built again
-    after some uses, or when something was learned. So the cost grows with the number of queues, not of states. What a
-    state saves depends on its neighbours in the tree; it is computed again when the state is about to go.
+    after some uses, or when something was learned. So the cost grows with the number of queues, not of states. The
+    savings of a state depend on its neighbours in the tree; they are computed again when the state is next to be evicted.
     """
 
     def __init__(
