@@ -82,7 +82,7 @@ class ByWorth(Generic[S]):
 
     The heap holds those ends as of the last look, and every state that was put in a queue since. It is built again
     after some uses, or when something was learned. So the cost grows with the number of queues, not of states. The
-    savings of a state depend on its neighbours in the tree; they are computed again when the state is next to be evicted.
+    savings of a state depend on its neighbours in the tree; they are computed again when it is next to be evicted.
     """
 
     def __init__(
