@@ -50,7 +50,7 @@ def grammar_reset_by_a_retraction(patch: Patch) -> None:
         original(self, message)
         record = self.records[message.request.id]
         if record.request.grammar:
-            record.constraint = Constraint(self.matcher(record.request.grammar), record.request.stops, ())
+            record.constraint = self.constrain(record.request, [])
 
     patch(ResultProcessor, "_admitted", admitted)
 
