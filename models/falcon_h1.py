@@ -73,7 +73,7 @@ class ParallelBlock(nn.Module):
         """Compute a block, as models/decoder.py:Decoder describes it."""
         m = self.multipliers
         residual, normed = self.input_layernorm(residual, x, m.down)
-        # Only the addition is needed here; the norm's other result is computed again with attention's output.
+        # The layer adds, then normalizes. Only the sum is used here: attention's output is added to it before the norm.
         residual, _ = self.pre_ff_layernorm(residual, self.mamba(normed, step), m.ssm_out)
         residual, normed = self.pre_ff_layernorm(residual, self.self_attn(normed, step), m.attention_out)
         return residual, self.feed_forward(normed)

@@ -349,7 +349,7 @@ class Cache:
         self._close(account)
 
     def _name(self, account: Account) -> None:
-        """Move the session's name to the deepest state that the turn has left."""
+        """Move the session's name to the deepest state of the turn that is in the tree."""
         node = self._last_state(account)
         if node is not None:
             self.tiers.bind(account.session, node)

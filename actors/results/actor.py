@@ -178,7 +178,8 @@ class ResultProcessor:
         stops = StopStrings(request.stops.strings, request.stops.keep_stop)
         first = request.prompt_logprobs_from or 0
         detokenizer = self.vocabulary.detokenizer(tail, request.skip_special_tokens)
-        # A request that comes back with output may have more cached than its prompt; clients count prompt tokens.
+        # A request that resumes with output may have more tokens cached than its prompt has. Clients are sent counts
+        # of prompt tokens, so the hit is limited to the prompt.
         cached, matched = admitted.hit.cached_tokens, admitted.hit.matched_tokens
         hit = replace(
             admitted.hit,

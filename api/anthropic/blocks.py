@@ -140,7 +140,7 @@ class BlockWriter:
                 return self.close()
 
     def _begin(self, kind: Literal["text", "thinking"]) -> list[BlockEvent]:
-        """Make the open block one of this kind: return no event if it is, else end it and start another."""
+        """Return the events that make the open block one of this kind: none if it is one already."""
         if self._open and self.blocks[-1].kind == kind:
             return []
         return [*self.close(), self._start(ReplyBlock(kind))]

@@ -45,7 +45,7 @@ class Answer:
 
 
 async def collect(generation: Generation) -> list[Answer]:
-    """Read a generation to its end: one answer for each member. Raises ApiError."""
+    """Read a generation to its end: one answer for each of its requests. Raises ApiError."""
     answers = [Answer() for _ in generation.members]
     while not generation.finished:
         for index, output in await generation.next():

@@ -63,5 +63,5 @@ def policy(style: str, script: str) -> str:
 
 
 def digest_of(content: str) -> str:
-    """Return the policy's source expression that allows an inline element with this content."""
+    """Return the source expression of the Content-Security-Policy that allows an inline element with this content."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -106,7 +106,7 @@ def packable(value: Any) -> Any:
 
 
 def unpacked(code: int, data: memoryview) -> int:
-    """Decode an extension. Raises ValueError."""
+    """Decode a record that extends a session's token log. Raises ValueError."""
     if code != BIG:
         raise ValueError(f"unknown extension {code}")
     return int(bytes(data))

@@ -19,7 +19,10 @@ class TokenCounts:
         self._free: list[int] = []  # lines without a row; the last one is used next
 
     def open(self, prompt: Tensor, output: Tensor) -> int:
-        """Return a line for a new row with these tokens, int64 [n] each. `output` is not empty if a request resumes."""
+        """Return the index of a free line of both tables, set to the tokens of a new row.
+
+        prompt, output: int64 [n]; `output` is empty unless the request resumes.
+        """
         if not self._free:
             self._grow()
         line = self._free[-1]

@@ -30,7 +30,7 @@ class Check:
 
     name: int | str  # a seed, or the id of a test
     seconds: float  # without a fault
-    entered: frozenset[tuple[str, str]]  # (file, function) of the tree that it enters
+    entered: frozenset[tuple[str, str]]  # (file, function) of the source tree that it enters
 
     def reaches(self, file: Path, function: str) -> bool:
         """Return whether it enters a function. Code outside of functions (empty name) concerns every check."""

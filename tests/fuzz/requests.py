@@ -173,7 +173,7 @@ def seldom(random: Random, fields: dict[str, Any]) -> None:
 
 
 def draw_body(random: Random, endpoint: Endpoint) -> bytes:
-    """Draw a body, mostly valid but for one field."""
+    """Draw a body, in which usually all fields except one are valid."""
     if endpoint.body is None:
         return b"" if random.random() < 0.7 else random.choice(ODD_BYTES)
     values = Values(random, VOCAB, SHAPES, LIKELY, ONE_OF)

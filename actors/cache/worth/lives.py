@@ -18,7 +18,7 @@ GHOSTS = 16
 SOON = 4
 # A state becomes a hub when this many grants have copied it.
 MANY = 4
-# When a conversation takes another way, at most this many nodes of its other ways are looked at.
+# When a conversation branches, at most this many nodes of its other branches are looked at.
 OTHERS = 32
 ENDS = (Kind.NEW, Kind.FRONTIER, Kind.SOON)
 # A state of these kinds keeps its kind when a client asks for it.

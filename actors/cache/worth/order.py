@@ -18,7 +18,7 @@ Policy: TypeAlias = Literal["worth", "lru"]
 LOOKS = 8
 # All queues are looked at again after this many uses, or after one use for each FRESH_SHARE states if that is more.
 LEAST_FRESH, FRESH_SHARE = 16, 32
-# A state whose worth has risen by this factor since it was entered is entered again.
+# A state gets a new entry in the heap when its worth has risen by this factor since its last one.
 RISEN = 1.05
 # The heap may hold this many outdated entries, and one for each state, before it is built again.
 ROOM_FOR_GONE = 64
@@ -88,9 +88,10 @@ class ByWorth(Generic[S]):
     def __init__(
         self, tree: RadixTree[S], chances: Chances, costs: Costs, own: Callable[[int, int, bool], int] | None = None
     ) -> None:
-        """own: of how many tokens a state alone holds the keys and values, as a function of three arguments.
+        """Create an empty order.
 
-        These are the position of the next state above it, its own, and whether no node hangs on it.
+        own: returns the number of tokens whose keys and values are kept for one state alone, given the position of the
+            next state above it, its own position, and whether its node is a leaf.
         """
         self._tree, self._chances, self._costs = tree, chances, costs
         self._own = own or kept_alone

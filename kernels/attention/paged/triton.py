@@ -21,7 +21,7 @@ from baton.kernels.runtime.triton.layout import row_stride
 
 # Most parts of a decoding row, summed over its key heads: enough to fill a GPU with a single row.
 PARTS = 128
-# Least positions of a part.
+# A long sequence is split into parts of at least this many positions.
 SHORTEST = tl.constexpr(256)
 # Programs that are enough for any GPU. If rows · key heads · parts exceed this, each program computes several parts.
 PROGRAMS = 8192

@@ -169,7 +169,10 @@ def read_held_object(pieces: Pieces) -> Reading[str]:
 
 
 def read_json(pieces: Pieces, take: Callable[[str], None]) -> Reading[None]:
-    """Read one JSON value, after white space, and hand it to `take` piece by piece. Broken where it is not JSON."""
+    """Read one JSON value, after white space, and hand it to `take` piece by piece.
+
+    Raises Broken at the first character that is not JSON.
+    """
     scanner = JsonScanner()
     yield from pieces.space()
     while not scanner.whole:

@@ -60,7 +60,10 @@ class _KimiCalls:
         pieces.unmark()
 
     def _call(self) -> Reading[bool]:
-        """Read a call after its begin marker, and return whether it is whole. Broken if it goes wrong in its head."""
+        """Read a call after its begin marker, and return whether it is complete.
+
+        Raises Broken if its head, which comes before the arguments, is malformed.
+        """
         pieces, events = self._pieces, self._events
         yield from pieces.space()
         name = name_in((yield from pieces.run(_HEAD)))

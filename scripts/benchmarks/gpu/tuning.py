@@ -64,9 +64,9 @@ Found = dict[Key, tuple[tuple[KernelConfig, ...], list[str]]]
 
 
 def choices(operations: dict[str, Callable[[], Operation]]) -> Found:
-    """Return the candidates for each kernel and shape, and the operations to time them in.
+    """Return, for each kernel and shape, its candidate configurations and the operation in which they are timed.
 
-    These are the operations that launch the fewest other kernels.
+    That is the operation that launches the fewest other kernels.
     """
     offered, users = dict[Key, tuple[KernelConfig, ...]](), defaultdict[Key, list[tuple[int, str]]](list)
     for name, build in operations.items():
