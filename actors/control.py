@@ -73,14 +73,14 @@ class Kept(Struct, tag=True, array_like=True):
 class Speeds(Struct, tag=True, array_like=True):
     """device → cache and scheduler: seconds that work takes on this device. 0 means not measured yet.
 
-    A mixed step, in which rows decode while prompts are fed, takes `decode` + `beside` + `prompt` × prompt tokens.
+    A mixed step, in which rows decode while prompts are fed, takes `decode` + `mixed` + `prompt` × prompt tokens.
     """
 
     operation: float = 0.0  # one operation of a prompt, in the unit of Costs.compute
     byte: float = 0.0  # one byte of a copy to or from host memory
     decode: float = 0.0  # a step without prompts
     prompt: float = 0.0  # each prompt token of a mixed step
-    beside: float = 0.0  # the fixed extra time of a mixed step, however few prompt tokens it has
+    mixed: float = 0.0  # the fixed extra time of a mixed step, however few prompt tokens it has
 
 
 class Pause(Struct, tag=True, array_like=True):

@@ -175,6 +175,24 @@ def test_prose_gets_plainer() -> None:
     assert more == {}, "python -m tests.prose lists the places"
 
 
+def test_avoided_phrases_are_found(tmp_path: Path) -> None:
+    """One of each kind, in each place that is read; not in code, and not as an ordinary word."""
+    texts = {
+        "a.md": "Those are told anew.\n\n    nobody, in code\n\nWhat is it? By default, nothing.\n",
+        "b.py": '"""Whoever asks."""\n\nasked = 1\n\x23 lies behind\n\x23 beside it\n',
+        "c.cpp": "int who; // has to go\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    found = {name: sorted(place.pattern for place in prose.places(tmp_path / name)) for name in texts}
+    assert found == {
+        "a.md": ["anew", "begins without a noun", "told"],
+        "b.py": ["begins without a noun", "behind", "beside", "participle as a name", "who"],
+        "c.cpp": ["has to go"],
+    }
+    assert len(prose.files()) > 900, "the repository is read"
+
+
 def defined_in(file: Path) -> set[str]:
     """Return the functions, classes, constants and methods (`Class.method`) that a module defines."""
     found = set()

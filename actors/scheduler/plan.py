@@ -151,17 +151,17 @@ def fill_step(limits: Limits, in_time: int, rows: list[ScheduledRow], isolated: 
 def tokens_in_time(state: SchedulerState) -> int:
     """Return how many prompt tokens a mixed step has time for.
 
-    A mixed step has a fixed cost (`speeds.beside`), which decoding rows pay even for a single prompt token. The tokens
+    A mixed step has a fixed cost (`speeds.mixed`), which decoding rows pay even for a single prompt token. The tokens
     may take at least as long as that: with fewer, prompts would wait longer and rows would gain little.
     """
     limits, speeds = state.limits, state.speeds
     decode = speeds.decode
-    seconds = limits.step_time or max(DECODE_STEPS * decode, decode + 2 * speeds.beside)
+    seconds = limits.step_time or max(DECODE_STEPS * decode, decode + 2 * speeds.mixed)
     if not speeds.prompt or not seconds:
         return limits.step_tokens  # nothing has been measured yet
     # If all steps had one size, a token's cost could not be separated from the step's fixed cost.
     least = LEAST_CHUNK * (1 if (state.steps + 1) % PROBED else 2)
-    return max(int((seconds - decode - speeds.beside) / speeds.prompt), least)
+    return max(int((seconds - decode - speeds.mixed) / speeds.prompt), least)
 
 
 def share_out(limits: Limits, prompts: list[ScheduledRow], tokens: int) -> list[Chunk]:

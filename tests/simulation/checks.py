@@ -108,9 +108,9 @@ def check_shares(state: SchedulerState, step: Step) -> None:
     if decodes and state.speeds.prompt:
         # Next to decoding rows, prompts get only the tokens that there is time for by the measured speeds.
         speeds = state.speeds
-        seconds = limits.step_time or max(4 * speeds.decode, speeds.decode + 2 * speeds.beside)
+        seconds = limits.step_time or max(4 * speeds.decode, speeds.decode + 2 * speeds.mixed)
         least = 16 if step.step % 16 else 32
-        left = min(left, max(int((seconds - speeds.decode - speeds.beside) / speeds.prompt), least))
+        left = min(left, max(int((seconds - speeds.decode - speeds.mixed) / speeds.prompt), least))
         prompts = sum(chunk.tokens for chunk in step.chunks)
         assert prompts <= left, f"step {step.step} gives prompts {prompts} tokens, and there is time for {left}"
     turns, waiting = Counter[str](), []

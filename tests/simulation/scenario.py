@@ -298,7 +298,7 @@ def _with_step_time(rng: random.Random, scenario: Scenario) -> Scenario:
         return scenario
     speeds = structs.replace(scenario.speeds, decode=1.0, prompt=rng.choice([0.01, 0.1, 1.0]))
     limits = replace(scenario.limits, step_time=rng.choice([0.0, 1.5, 4.0]))
-    speeds.beside = rng.choice([0.0, 0.5, 8.0])
+    speeds.mixed = rng.choice([0.0, 0.5, 8.0])
     return replace(scenario, speeds=speeds, limits=limits)
 
 

@@ -105,11 +105,11 @@ def test_the_time_of_a_mixed_step_limits_its_prompt_tokens() -> None:
     assert chunk(measured, 9.0, decoding) == 511, "a step's tokens are the cap"
     assert chunk(measured, 0.011, decoding) == chunk(measured, 0.001, decoding) == LEAST_CHUNK
     assert chunk(measured, 0.05) == 512, "there is nobody whom a step keeps waiting"
-    slow = Speeds(decode=0.01, prompt=0.001, beside=0.02)
+    slow = Speeds(decode=0.01, prompt=0.001, mixed=0.02)
     assert chunk(slow, 0.05, decoding) == 20, "what the step takes anyway is not theirs"
     assert chunk(slow, 0.0, decoding) == 20, "as much again, which is more than is left of four steps"
-    assert chunk(structs.replace(slow, beside=0.2), 0.0, decoding) == 200, "however little is left"
-    assert chunk(structs.replace(slow, beside=0.2), 0.05, decoding) == LEAST_CHUNK, "a time that is set is kept"
+    assert chunk(structs.replace(slow, mixed=0.2), 0.0, decoding) == 200, "however little is left"
+    assert chunk(structs.replace(slow, mixed=0.2), 0.05, decoding) == LEAST_CHUNK, "a time that is set is kept"
     assert chunk(Speeds(), 0.05, decoding) == chunk(Speeds(prompt=0.001), 0.0, decoding) == 511, "nothing is known"
 
 

@@ -126,3 +126,17 @@ def assert_only_written(found: DeltaNet, before: DeltaNet, slots: list[int]) -> 
     spare = [slot for slot in range(len(found.state_pools)) if slot not in slots]
     assert torch.equal(found.state_pools[spare], before.state_pools[spare])
     assert torch.equal(found.conv_pools[spare], before.conv_pools[spare])
+
+
+def magnification(state: Tensor, rms: Tensor, shortest: Tensor) -> Tensor:
+    """Return by how much a net's output magnifies rounding: [H, 1].
+
+    The norm magnifies that of its input, a sum of products of state and query that may cancel. Dividing a short query
+    or key by its length magnifies that of the convolution.
+
+    state: [H, P, N], after the token.
+    rms: [H, 1], of the norm's input.
+    shortest: the smallest length of a query or key so far.
+    """
+    products = state.norm(dim=-1).amax(1, keepdim=True) * state.shape[-1] ** -0.5
+    return (1 + products / rms) * (1 + 0.1 / shortest)

@@ -11,6 +11,7 @@ from baton.kernels.delta_net.constants import DeltaConstants
 from baton.kernels.delta_net.decode import delta_decode, reference as decoding
 from baton.kernels.delta_net.prefill import delta_prefill, reference as prefilling
 from baton.kernels.prefill.plan import plan_prefill
+from tests.kernels.delta_net.delta_nets import magnification
 from tests.kernels.mamba2.test_prefill import packs
 from tests.kernels.packing import Packed, pack
 
@@ -92,8 +93,7 @@ def drawn(s: Sizes, tokens: int, slots: int, seed: int = 0, dtype: torch.dtype =
 def definition(net: Net, slot: int) -> tuple[Tensor, Tensor]:
     """Return y for `projected` as one sequence that continues the state in `slot`, token by token in float64.
 
-    Also return by how much rounding is magnified. The norm magnifies that of its input, a sum of products of state and
-    query that may cancel; and dividing a short query or key by its length magnifies that of the convolution.
+    Also return by how much rounding is magnified.
     """
     s, c = net.sizes, net.constants
     inner = s.heads * s.width
@@ -121,8 +121,7 @@ def definition(net: Net, slot: int) -> tuple[Tensor, Tensor]:
         o, gate = torch.stack(out), z[token].view(s.heads, s.width)
         rms = (o.square().mean(-1, keepdim=True) + c.eps).sqrt()
         outputs.append(c.norm * o / rms * gate * gate.sigmoid())
-        products = state.norm(dim=-1).amax(1, keepdim=True) * s.size**-0.5
-        magnified.append(((1 + products / rms) * (1 + 0.1 / shortest)).expand_as(o))
+        magnified.append(magnification(state, rms, shortest).expand_as(o))
     return torch.stack(outputs).flatten(1), torch.stack(magnified).flatten(1)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from baton.kernels.delta_net.decode import kda_decode, reference as decoding
 from baton.kernels.delta_net.prefill import kda_prefill, reference as prefilling
+from tests.kernels.delta_net.delta_nets import magnification
 from tests.kernels.delta_net.kda_nets import BF16, F32, LAYOUTS, KdaLayout, KdaNet, assert_same_to_rounding, drawn
 from tests.kernels.mamba2.test_prefill import packs
 from tests.kernels.packing import Packed, pack
@@ -18,7 +19,7 @@ SMALL = KdaLayout(heads=3, width=6, size=8, kernel=4)
 def definition(net: KdaNet, slot: int) -> tuple[Tensor, Tensor]:
     """Return y for all tokens as one sequence that continues the state in `slot`, token by token in float64.
 
-    Also return by how much rounding is magnified: see test_delta.py.
+    Also return by how much rounding is magnified.
     """
     s, c = net.layout, net.constants
     inputs, b = net.projected.double().split([s.channels, s.heads], 1)
@@ -44,8 +45,7 @@ def definition(net: KdaNet, slot: int) -> tuple[Tensor, Tensor]:
         o = torch.stack(out)
         rms = (o.square().mean(-1, keepdim=True) + c.eps).sqrt()
         outputs.append(c.norm * o / rms / (1 + (-gate[token]).exp()))
-        products = state.norm(dim=-1).amax(1, keepdim=True) * s.size**-0.5
-        magnified.append(((1 + products / rms) * (1 + 0.1 / shortest)).expand_as(o))
+        magnified.append(magnification(state, rms, shortest).expand_as(o))
     return torch.stack(outputs).flatten(1), torch.stack(magnified).flatten(1)
 
 
