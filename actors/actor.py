@@ -17,10 +17,10 @@ class Actor(Protocol):
     """
 
     def receive(self, message: Message) -> None:
-        """Handle one message. May send others."""
+        """Handle one message, and send the messages that follow from it."""
 
     def act(self) -> None:
-        """Do what the new state calls for, and send. Called when the mailbox is empty, or after 256 messages."""
+        """Decide what to send after all that was received. Called when the mailbox is empty, or after 256 messages."""
 
     def leases(self) -> Iterable[Lease]:
         """Yield every lease that this actor holds, for the audit."""

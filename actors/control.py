@@ -13,9 +13,9 @@ class Flush(Struct, tag=True, array_like=True):
 
 
 class Cleared(Struct, tag=True, array_like=True):
-    """disk → cache: everything that the cache asked of the disk before this flush has been carried out."""
+    """disk → cache: the disk has carried out everything that the cache requested before this flush."""
 
-    ticket: int  # of the Flush
+    ticket: int  # the ticket of the Flush
 
 
 class Flushed(Struct, tag=True, array_like=True):
@@ -27,7 +27,7 @@ class Flushed(Struct, tag=True, array_like=True):
 class Name(Struct, tag=True, array_like=True):
     """api → cache: give the session's name to the deepest cached state on the path of these tokens.
 
-    Answered by Kept. Waits while a grant of the session is open.
+    Answered by Kept. The cache delays the command while a grant of the session is open.
     """
 
     session: str
@@ -38,14 +38,14 @@ class Name(Struct, tag=True, array_like=True):
 class Unname(Struct, tag=True, array_like=True):
     """api → cache: the session is closed. Copies that no other session names are dropped. No answer.
 
-    The name is never used again.
+    The api never uses this name again.
     """
 
     session: str
 
 
 class Suspend(Struct, tag=True, array_like=True):
-    """api → cache: move the session's state to the lowest tier that there is. Answered by Suspended."""
+    """api → cache: move the session's state to the lowest tier that the server has. Answered by Suspended."""
 
     ticket: int  # chosen by the api, returned in the answer
     session: str
@@ -76,11 +76,11 @@ class Speeds(Struct, tag=True, array_like=True):
     A mixed step, in which rows decode while prompts are fed, takes `decode` + `mixed` + `prompt` × prompt tokens.
     """
 
-    operation: float = 0.0  # one operation of a prompt, in the unit of Costs.compute
-    byte: float = 0.0  # one byte of a copy to or from host memory
-    decode: float = 0.0  # a step without prompts
-    prompt: float = 0.0  # each prompt token of a mixed step
-    mixed: float = 0.0  # the fixed extra time of a mixed step, however few prompt tokens it has
+    operation: float = 0.0  # seconds for one arithmetic operation of the model, in the unit of Costs.compute
+    byte: float = 0.0  # seconds for one byte of a copy to or from host memory
+    decode: float = 0.0  # seconds for a step without prompts
+    prompt: float = 0.0  # seconds for each prompt token of a mixed step
+    mixed: float = 0.0  # fixed extra seconds of a mixed step, however few prompt tokens it has
 
 
 class Pause(Struct, tag=True, array_like=True):
@@ -95,19 +95,19 @@ class Pause(Struct, tag=True, array_like=True):
 
 
 class Paused(Struct, tag=True, array_like=True):
-    """scheduler → api, the answer to Pause: it is in effect, or Continue came first."""
+    """scheduler → api, the answer to Pause: the pause is in effect, or Continue has ended it."""
 
     ticket: int
 
 
 class Continue(Struct, tag=True, array_like=True):
-    """api → scheduler: end the pause. No answer, but Paused for each Pause that still lacks one."""
+    """api → scheduler: end the pause. Each Pause that has not been answered yet gets its Paused."""
 
 
 class Drain(Struct, tag=True, array_like=True):
     """api → scheduler → forward → results → cache: one lap of the ring after the last request.
 
-    Each actor passes it on when it has nothing left to do. The cache answers with Drained.
+    Each actor passes the message on when it has nothing left to do. The cache answers with Drained.
     """
 
 

@@ -37,7 +37,7 @@ class Loan(Struct, frozen=True, array_like=True):
 
 
 class Lease:
-    """The only handle that owns a slot. Moving it makes a new handle; this one is dead then, and says where it went."""
+    """The only handle that owns a slot. A move makes a new handle; the old one is dead and names where it went."""
 
     __slots__ = ("_generation", "_gone", "_ledger", "_slot")
 
@@ -67,9 +67,9 @@ class Lease:
             raise LeaseError(f"lease {self._slot}#{self._generation} was {self._gone}")
 
     def surrender(self, how: str) -> tuple[int, int]:
-        """End this handle, and return (slot, generation). For the ledger only.
+        """End this handle, and return (slot, generation). Called only by the ledger and the codec.
 
-        how: where it went, for error messages.
+        how: how the handle ended, for error messages.
         """
         self.check()
         self._gone = how
@@ -94,25 +94,25 @@ class Entry:
     holder: str = "pool"  # an actor's name, `sender → receiver`, or `node` and its id
     generation: int = 0  # how many leases of the slot `take` has made
     loans: int = 0  # open loans
-    since: float = 0.0  # when it came to this place, by the ledger's clock
+    since: float = 0.0  # when the slot came to this place, by the ledger's clock
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One change of a slot's place. The ledger can be rebuilt from all of them."""
+    """One change of a slot's place. The moves of all slots, in order, determine what the ledger records."""
 
     slot: int
     generation: int
     place: Place
-    holder: str  # as in Entry
-    how: str  # the ledger's call, or the name of the message
+    holder: str  # the new holder, as in Entry
+    how: str  # the method of the ledger, or the name of the message that carries the slot
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A broken rule: what the ledger records of a slot, and what contradicts it."""
+    """A broken rule: what the ledger records of a slot, and what contradicts that record."""
 
-    slot: int  # -1 if it concerns the pool as a whole
+    slot: int  # -1 if the violation concerns the pool as a whole
     known: str  # what the ledger records
     claimed: str  # what an actor claims, or what happened
 
@@ -147,7 +147,7 @@ class Ledger:
         self._closed = False
 
     def close(self) -> None:
-        """Stop watching: the pool is gone, so handles that are still live may be garbage-collected without a report."""
+        """Stop reporting dropped leases: the pool is no longer used, so live handles may be garbage-collected."""
         self._closed = True
 
     def take(self, holder: str) -> Lease | None:
@@ -186,14 +186,14 @@ class Ledger:
         self._place(lease.slot, Place.CACHED, f"node {node}", "cache")
 
     def uncache(self, lease: Lease, holder: str) -> None:
-        """Record that the state has left its node: `holder` owns it now."""
+        """Record that the state has left its node: `holder` owns the slot now."""
         entry = self._entry(lease, Place.CACHED)
         if entry.loans:
             raise LeaseError(f"{lease!r} has {entry.loans} loans and cannot leave its node")
         self._place(lease.slot, Place.OWNED, holder, "uncache")
 
     def lend(self, lease: Lease) -> Loan:
-        """Open a loan of a cached slot: it cannot be freed, or leave its node, until the loan ends."""
+        """Open a loan of a cached slot. Until the loan ends, the slot cannot be freed and cannot leave its node."""
         self._entry(lease, Place.CACHED).loans += 1
         return Loan(lease.slot, lease.generation)
 
@@ -213,7 +213,7 @@ class Ledger:
             self.quarantine(slot, "its lease was dropped")
 
     def quarantine(self, slot: int, claimed: str) -> None:
-        """Take a slot out of use, and report what was recorded and what was claimed of it."""
+        """Take a slot out of use, and report a Violation. claimed: what contradicts the ledger's record."""
         entry = self.entries[slot]
         self.violations += 1
         violation = Violation(slot, f"{entry.place} by {entry.holder} (generation {entry.generation})", claimed)
@@ -227,7 +227,7 @@ class Ledger:
     def audit(self, holdings: Mapping[str, Iterable[Lease]]) -> list[Violation]:
         """Compare the leases that each actor holds with the ledger, and return the differences.
 
-        Quarantines nothing: that is up to the caller.
+        Nothing is quarantined here; the caller decides that.
         """
         found = []
         claims: dict[int, str] = {}
@@ -235,7 +235,7 @@ class Ledger:
             for lease in leases:
                 entry = self.entries[lease.slot]
                 known = f"{entry.place} by {entry.holder} (generation {entry.generation})"
-                # The holder of a cached slot is a node's name: only the cache may have its lease.
+                # The ledger names a node as the holder of a cached slot; its lease must be with the cache.
                 at = holder if entry.place is not Place.CACHED else "cache"
                 expected = entry.place in (Place.OWNED, Place.CACHED) and (
                     entry.holder == holder or entry.place is Place.CACHED
@@ -244,7 +244,7 @@ class Ledger:
                     other = f", also by {claims[lease.slot]}" if lease.slot in claims else ""
                     found.append(Violation(lease.slot, known, f"held by {holder} as {lease!r}{other}"))
                 claims[lease.slot] = holder
-        # Leases in transit are held by a mailbox, which is not asked.
+        # Leases in transit are in mailboxes, which are not among `holdings`.
         held = (Place.OWNED, Place.CACHED)
         for slot, entry in enumerate(self.entries):
             if entry.place in held and slot not in claims:

@@ -1,6 +1,6 @@
-"""Every message of the ring. The messages of the first part carry leases, only in fields whose types say so.
+"""Every message of the ring. Messages of the first part carry leases, in fields whose types contain Lease.
 
-Terms that all of them use:
+Terms in the texts below:
 
 - A *grant* is one admission of a request: a state slot and KV pages. Its id is never reused. The cache keeps an
   *account* of each grant, which is closed when its slot, pages and loans have come back.
@@ -37,7 +37,7 @@ from baton.actors.tokens import Tokens
 
 
 class Checkpoint(Struct, array_like=True):
-    """A checkpoint slot on its way to the device, or back with the state of `grant` after exactly `position` tokens."""
+    """A checkpoint slot, sent to the device, or sent back with the state of `grant` after exactly `position` tokens."""
 
     grant: int
     position: int
@@ -50,25 +50,25 @@ class Checkpoint(Struct, array_like=True):
 class Granted(Struct, tag=True, array_like=True):
     """cache → scheduler, the answer to Acquire: a state slot, KV pages, and the position to start from.
 
-    Answered by Return if the request has been given up meanwhile.
+    Answered by Return if the Acquire has been cancelled in the meantime.
     """
 
     grant: int
-    state: Lease  # a slot for the row's state; how it gets its content: see `moved`, `loan` and `fill`
+    state: Lease  # a slot for the row's state; `moved`, `loan` and `fill` say how it gets its content
     hit: Hit  # `cached_tokens` is the position to start from
-    moved: bool  # the slot holds its state already: it was the tree's own
+    moved: bool  # the slot was taken out of the tree, and holds the state already
     loan: Loan | None  # copy the state from this cached slot
-    pages: list[int]  # the row's page table: those of the cached tokens, and fresh ones for all tokens and one more
+    pages: list[int]  # the row's page table: pages of the cached tokens, and fresh ones for the others and one more
     page_copy: PageCopy | None  # a shared page that must be copied before the row appends to it
-    branch: int | None  # where other requests part from this one, if beyond the hit: worth a checkpoint
-    fill: Fill | None = None  # copy the state and its KV from host memory; without moved, loan and fill: clear the slot
+    branch: int | None  # the position where other requests diverge from this one, if past the hit: worth a checkpoint
+    fill: Fill | None = None  # copy state and KV from host memory. Without moved, loan and fill: clear the slot
 
 
 class Spare(Struct, tag=True, array_like=True):
-    """cache → scheduler, the answer to Want: a slot for each position, except those not worth one."""
+    """cache → scheduler, the answer to Want: a slot for each position that is worth one."""
 
     grant: int
-    leases: list[Lease]  # any of them fits any of the positions
+    leases: list[Lease]  # each lease may be used for any of the positions
     denied: list[int]  # positions that get no slot
 
 
@@ -82,7 +82,7 @@ class Return(Struct, tag=True, array_like=True):
 class Admit(Struct, tag=True, array_like=True):
     """scheduler → forward: give a granted request a row. Answered by Admitted, and by Copied if something is copied.
 
-    The other fields are those of Granted.
+    Granted explains all fields except `request`.
     """
 
     grant: int
@@ -102,10 +102,10 @@ class Step(Struct, tag=True, array_like=True):
     Every row past its prompt decodes one token, unless it is listed in `sit_out` or has a chunk.
     """
 
-    step: int  # its number, from 1
+    step: int  # the step's number, from 1
     chunks: list[Chunk]  # prompt tokens to feed
     sit_out: list[int]  # grants past their prompt that do not decode in this step
-    checkpoints: list[Checkpoint]  # states to save on the way, each into its slot
+    checkpoints: list[Checkpoint]  # states to save during the step, each into the slot of its lease
     pages: list[GrantPages]  # pages that rows were given since the last Step
     masks: list[RowMask] = []  # one for each row with a grammar that draws a token in this step
 
@@ -116,13 +116,13 @@ class Stepped(Struct, tag=True, array_like=True):
     step: int
     grants: list[int]
     tokens: Tokens
-    checkpoints: list[Checkpoint]  # written, except those of failed rows
-    logprobs: list[RowLogprobs]  # of the sampled tokens, for rows that report them
+    checkpoints: list[Checkpoint]  # those of the Step; the slots hold the states now, except for failed rows
+    logprobs: list[RowLogprobs]  # log probabilities of the sampled tokens, for rows that report them
     prompt_logprobs: list[RowLogprobs]
     failed: list[Failure] = []
-    """Rows whose state is worthless: of a step that raised, or was not finite, in that step and the next.
+    """Rows whose state is unusable, because this step or the one before raised or computed NaN or infinity for them.
 
-    Their states and checkpoints may only be freed.
+    The states and checkpoints of these rows may only be freed.
     """
     error: str = ""  # why the rows failed
 
@@ -143,21 +143,21 @@ class Donate(Struct, tag=True, array_like=True):
     grant: int
     state: Lease
     position: int  # tokens that the state has consumed
-    tokens: Tokens  # those between the grant's last Donate (at first: its hit) and `position`
-    closes: bool  # it is the grant's last: its account is closed, which Closed reports
+    tokens: Tokens  # the tokens from the grant's last Donate (in the first Donate: from its hit) to `position`
+    closes: bool  # this is the grant's last Donate: the cache closes its account and sends Closed
 
 
 class SaveFromReq(Struct, tag=True, array_like=True):
     """results → cache: keep the state at the end of a session's turn, and move the session's name to it.
 
-    Closes the grant's account, which Closed reports.
+    The cache closes the grant's account and sends Closed.
     """
 
     grant: int
     session: str
     state: Lease
     position: int  # tokens that the state has consumed
-    tokens: Tokens  # as in Donate
+    tokens: Tokens  # the tokens from the grant's last Donate (if none: from its hit) to `position`
 
 
 class Export(Struct, tag=True, array_like=True):
@@ -165,7 +165,7 @@ class Export(Struct, tag=True, array_like=True):
 
     key: int  # names the copy from now on
     state: Lease
-    pages: list[int]  # the page table of the state's tokens
+    pages: list[int]  # the pages that hold the KV of the state's tokens, in order
     position: int  # tokens that the state has consumed, and whose KV is copied
 
 
@@ -183,7 +183,7 @@ class Free(Struct, tag=True, array_like=True):
     """scheduler or results → cache: put slots back into the pool."""
 
     leases: list[Lease]
-    closes_grant: int | None = None  # the grant whose account is closed by this, which Closed reports
+    closes_grant: int | None = None  # the cache closes this grant's account and sends Closed
 
 
 # Messages that carry no leases
@@ -193,11 +193,11 @@ class Submit(Struct, tag=True, array_like=True):
     """api → scheduler: a new request. Answered by Ended if the queue is full or the server is draining."""
 
     request: Request
-    resubmitted: bool = False  # it was accepted before a restart of the actors, so a full queue takes it
+    resubmitted: bool = False  # accepted before a restart of the actors, so queued even if the queue is full
 
 
 class Abort(Struct, tag=True, array_like=True):
-    """api → scheduler: end a request. Answered by Ended if it has no row, else by its last Delta."""
+    """api → scheduler: end a request. Answered by Ended if the request has no row, else by its last Delta."""
 
     request: str
     reason: Literal["aborted", "timeout"] = "aborted"
@@ -206,19 +206,19 @@ class Abort(Struct, tag=True, array_like=True):
 class Acquire(Struct, tag=True, array_like=True):
     """scheduler → cache: a queued request wants a state slot and pages. Answered by Granted or Refused.
 
-    The cache parks it until there is room.
+    The cache parks the Acquire until a slot and enough pages are free.
     """
 
-    grant: int  # a new id, for the admission that is to come
+    grant: int  # a new id for the grant
     tokens: Tokens
     limit: int  # the state to start from may have consumed at most this many of the tokens
     salt: str  # only states with the same salt match
-    predecessor: int | None  # a grant whose state this one will resume from: wait until its account is closed
+    predecessor: int | None  # the grant whose state this one will resume from: wait until its account is closed
     session: str = ""
     priority: int = 0  # lower is served first
-    checkpoints: tuple[int, ...] = ()  # as in Request
-    keep: Keep = ""  # as in Request
-    overtaken: int = 0  # how often the request's earlier Acquires were overtaken: see Refused
+    checkpoints: tuple[int, ...] = ()  # as in Request: positions at which the client asks for a checkpoint
+    keep: Keep = ""  # as in Request: whether the client will continue
+    overtaken: int = 0  # how often the request's earlier Acquires were overtaken, as in Refused
 
 
 class Cancel(Struct, tag=True, array_like=True):
@@ -233,20 +233,20 @@ class Refused(Struct, tag=True, array_like=True):
     grant: int
     reason: Literal["cancelled", "too_large"]
     message: str
-    overtaken: int = 0  # how many later Acquires, which needed less room, were granted before it
+    overtaken: int = 0  # how many later Acquires were granted first, because they needed fewer slots or pages
 
 
 class Want(Struct, tag=True, array_like=True):
     """scheduler → cache: slots for checkpoints of a running request. Answered by Spare at once."""
 
     grant: int
-    checkpoints: list[tuple[int, Kind]]  # positions, and what the states there will be
+    checkpoints: list[tuple[int, Kind]]  # positions, each with the kind of the state there
 
 
 class Mark(Struct, tag=True, array_like=True):
-    """cache → scheduler: others wait for the state of this grant at this position of its prompt.
+    """cache → scheduler: other requests wait for this grant's state at this position of its prompt.
 
-    Answered by Passed if it will not come; otherwise it comes in a Donate.
+    Answered by Passed if the state will not be saved; otherwise the state comes in a Donate.
     """
 
     grant: int
@@ -254,7 +254,7 @@ class Mark(Struct, tag=True, array_like=True):
 
 
 class Passed(Struct, tag=True, array_like=True):
-    """scheduler → cache: the state at a position that was marked will not be kept."""
+    """scheduler → cache: the state at the position of a Mark will not be saved."""
 
     grant: int
     position: int
@@ -280,7 +280,7 @@ class Closed(Struct, tag=True, array_like=True):
 
 
 class Retire(Struct, tag=True, array_like=True):
-    """scheduler → forward: take a row away, exactly once per Admit. Answered by Retired, to results."""
+    """scheduler → forward: take a row off the device, exactly once per Admit. Forward then sends Retired to results."""
 
     grant: int
     reason: RetireReason
@@ -297,7 +297,7 @@ class Admitted(Struct, tag=True, array_like=True):
 class Copied(Struct, tag=True, array_like=True):
     """forward → cache: the copies that Admit named have been made, or are enqueued on the steps' stream.
 
-    The grant's loans end with it.
+    This message ends the grant's loans.
     """
 
     grant: int
@@ -310,7 +310,7 @@ class Filled(Struct, tag=True, array_like=True):
 
 
 class Settled(Struct, tag=True, array_like=True):
-    """results → scheduler, exactly one per Step, in order: which rows are finished after it, and which failed in it."""
+    """results → scheduler, exactly one per Step, in order: the rows that finished and the rows that failed in it."""
 
     step: int
     finished: list[int]
@@ -324,14 +324,14 @@ class Masked(Struct, tag=True, array_like=True):
     """
 
     masks: list[RowMask]
-    finished: list[int]  # rows without a mask: their grammar allows no further token, or failed
+    finished: list[int]  # rows that end here: their grammar allows no further token, or it failed
 
 
 class Requeue(Struct, tag=True, array_like=True):
     """results → scheduler: a retracted or failed request that is still open; its tokens now include its output."""
 
     request: Request
-    suspect_until: int = 0  # up to this position it must run in steps of its own
+    suspect_until: int = 0  # up to this position the request must run in steps of its own
 
 
 class Over(Struct, tag=True, array_like=True):
@@ -343,7 +343,7 @@ class Over(Struct, tag=True, array_like=True):
 class Ended(Struct, tag=True, array_like=True):
     """scheduler → api or results: a request ends without a row: refused, too large, or given up in the queue.
 
-    It goes to results if the request had a row before: results has its output, and sends its last Delta and Over.
+    Sent to results if the request had a row before, because results has its output: it sends the last Delta and Over.
     """
 
     request: str
@@ -358,7 +358,7 @@ class Delta(Struct, tag=True, array_like=True):
 
 
 class Unmade(Struct, tag=True, array_like=True):
-    """forward → cache, after Exported: the copy could not be made."""
+    """forward → cache, after Exported: the copy to host memory failed."""
 
     key: int
     error: str
@@ -374,37 +374,37 @@ class Written(Struct, tag=True, array_like=True):
     """disk → cache: the copy is in its file."""
 
     key: int
-    error: str = ""  # why it is not; "" if it is
+    error: str = ""  # why the file could not be written; "" if it was
 
 
 class Loaded(Struct, tag=True, array_like=True):
     """disk → cache: the state from a file is in host memory."""
 
     key: int
-    error: str = ""  # why it is not, and never will be; "" if it is
+    error: str = ""  # why the file can never be read; "" if it was read
     seconds: float = 0.0  # how long the file took to read
 
 
 class Ran(Struct, tag=True, array_like=True):
-    """device → forward: the step's event has passed. tokens[i] was sampled by the i-th row of the step that samples."""
+    """device → forward: the step's event has passed. tokens[i] was sampled by the i-th of the rows that sample."""
 
     step: int
     tokens: Tokens
     logprobs: list[RowLogprobs]
     prompt_logprobs: list[RowLogprobs]
-    error: str = ""  # why the step failed as a whole: the states of all its rows are worthless; "" if it did not
+    error: str = ""  # why the whole step failed, so that the states of all its rows are unusable; "" if it did not
     not_finite: list[
         int
-    ] = []  # indices of tokens whose greatest logit was not finite: their rows' states are worthless
+    ] = []  # indices of tokens whose greatest logit was not finite: the states of these rows are unusable
     unsound: list[int] = []  # indices of chunks that sample nothing and ended in hidden states that were not finite
 
 
 class Transferred(Struct, tag=True, array_like=True):
-    """device → forward: a copy to host memory has been made, or, if there is a grant, one has been read for it."""
+    """device → forward: a copy to host memory is complete, or (if `grant` is set) a copy from host memory."""
 
     key: int
     grant: int | None = None
-    error: str = ""  # why it has not; "" if it has
+    error: str = ""  # why the copy failed; "" if it did not
 
 
 DiskReport: TypeAlias = Written | Loaded | Cleared

@@ -10,13 +10,14 @@ from baton.actors.tokens import Tokens, cut
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 RetireReason: TypeAlias = Literal["finished", "limit", "capacity", "aborted", "timeout", "retracted", "failed"]
 MissReason: TypeAlias = Literal["", "evicted", "denied", "misaligned", "never_kept", "damaged"]
-"""Why there was no deeper state to resume from: it was evicted; a checkpoint that a client asked for was not kept;
-states lie only beyond the shared tokens (misaligned); none was ever kept there; its file is damaged.
+"""Why there was no deeper state to resume from. evicted: the state was evicted. denied: a checkpoint that a client
+asked for was not kept. misaligned: states exist only past the tokens that the request shares. never_kept: no state was
+ever kept there. damaged: the file of the state is damaged.
 """
 Keep: TypeAlias = Literal["", "soon", "never"]
 Origin: TypeAlias = Literal["slot", "tree", "host", "disk", "tokens"]
-"""Where a grant's state comes from: the tree's own slot, moved; a copy of a slot in the tree; host memory; a file; or
-nowhere, so that all tokens are computed.
+"""Where a grant's state comes from. slot: a slot of the tree, moved to the grant. tree: a copy of a slot of the tree.
+host: host memory. disk: a file. tokens: no state was found, so all tokens are computed.
 """
 PauseMode: TypeAlias = Literal["in_place", "retract"]
 Tier: TypeAlias = Literal["slot", "host", "disk", "tokens"]
@@ -24,7 +25,7 @@ EndReason: TypeAlias = Literal["queue_full", "too_large", "aborted", "timeout", 
 
 
 class Sampling(Struct, frozen=True, array_like=True):
-    """How a row's next token is drawn."""
+    """The sampling parameters of a request."""
 
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: no limit
@@ -38,17 +39,17 @@ class Sampling(Struct, frozen=True, array_like=True):
 
 
 class Stops(Struct, frozen=True, array_like=True):
-    """When a request is finished."""
+    """The conditions that finish a request."""
 
     max_tokens: int
     min_tokens: int = 0  # token_ids are not drawn before this many tokens of output
     strings: tuple[str, ...] = ()
-    token_ids: tuple[int, ...] = ()  # with the model's EOS ids, unless the client ignores them
+    token_ids: tuple[int, ...] = ()  # tokens that end the output, with the EOS ids unless the client ignores those
     keep_stop: bool = False  # the text includes the stop string or token that ended it
 
 
 class Request(Struct, frozen=True, array_like=True):
-    """One request, as the api submits it. The seed is drawn by then, so that a replay samples the same tokens."""
+    """One request, as the api submits it. It contains its seed, so that a replay samples the same tokens."""
 
     id: str
     tokens: Tokens  # the prompt; after a retraction or a resubmission also the output so far
@@ -58,26 +59,26 @@ class Request(Struct, frozen=True, array_like=True):
     priority: int = 0  # lower is served first
     salt: str = ""  # states are shared only between requests with the same salt
     message_ends: tuple[int, ...] = ()  # positions in the prompt where messages end: worth a checkpoint
-    logprobs: int | None = None  # alternatives to report for each output token; None: report no log probabilities
+    logprobs: int | None = None  # how many alternatives to report for each output token; None: no log probabilities
     prompt_logprobs_from: int | None = None  # report log probabilities of prompt tokens from this index on
     logprob_ids: tuple[int, ...] = ()  # wherever log probabilities are reported, report those of these tokens too
     skip_special_tokens: bool = True  # leave special tokens out of the text
-    delivered_chars: int = 0  # characters of the text of the output in `tokens` that the client has received
+    delivered_chars: int = 0  # how many characters of the output in `tokens` the client has received as text
     session: str = ""  # the session whose turn this is: its name moves to the state at the turn's end
-    flow: str = ""  # flows share the rows evenly, so that one with many requests does not delay the others
+    flow: str = ""  # flows share the rows evenly, so that a flow with many requests does not delay others
     trace: str = ""  # the W3C trace id of the client's request, carried by the envelopes of all its messages
     grammar: str = ""  # what the output must follow, in the format of models/text/grammars/writing.py; "": anything
     checkpoints: tuple[int, ...] = ()  # positions in the prompt at which the client asks for a checkpoint
-    keep: Keep = ""  # the client will continue from the end soon, or never; "": it did not say
+    keep: Keep = ""  # whether the client will continue from the end, soon or never; "": unknown
 
 
 def resubmission(request: Request, delivered: Tokens, delivered_chars: int) -> Request:
     """Return the request to submit again after the four actors were restarted.
 
     delivered: the output tokens that the api has received.
-    delivered_chars: the characters that came with them.
+    delivered_chars: how many characters of text the api has received.
 
-    The prompt's log probabilities came with the first token, so they are reported again only if there was none.
+    The prompt's log probabilities come with the first output token. They are reported again if `delivered` is empty.
     """
     return replace(
         request,
@@ -114,15 +115,15 @@ class Hit(Struct, frozen=True, array_like=True):
 
 
 class Output(Struct, array_like=True):
-    """New output of one request, from one step. The first one has no tokens: the request has been admitted."""
+    """New output of one request, from one step. The first Output has no tokens: it reports the admission."""
 
     request: str
-    text: str  # new text that may be shown: not the start of a possible stop string or of an incomplete character
+    text: str  # new text, without the start of a possible stop string and without an incomplete character
     tokens: Tokens  # new tokens
     prompt_tokens: int
     completion_tokens: int  # output tokens so far
-    finish_reason: FinishReason | None = None  # None: more will come
+    finish_reason: FinishReason | None = None  # None: the output is not finished
     stop_reason: str | int | None = None  # the stop string or token, or what went wrong
-    logprobs: list[TokenLogprob] = []  # of the new tokens
-    prompt_logprobs: list[TokenLogprob] = []  # of the next prompt tokens
-    hit: Hit = Hit()  # of the request's first admission, limited to its prompt
+    logprobs: list[TokenLogprob] = []  # log probabilities of the new tokens
+    prompt_logprobs: list[TokenLogprob] = []  # log probabilities of the next prompt tokens
+    hit: Hit = Hit()  # the cache hit of the request's first admission, limited to the prompt

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-MOST_STEPS = 10  # answers of the model per turn
+MOST_STEPS = 10  # most answers of the model in one turn
 EXAMPLE = [
     "My name is Clara.",
     'Create a note called milk saying "two litres".',

@@ -7,23 +7,25 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-# How long an example takes depends on what else the machine does.
+# Disable Hypothesis' deadline: how long an example takes depends on the load of the machine.
 settings.register_profile("baton", deadline=None)
 settings.load_profile("baton")
 
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
-# One cache for a run, servers included: no test depends on the user's, and native code is compiled once.
+# One cache folder for the whole run, servers included, so that no test depends on the user's cache. Native code is
+# compiled only once.
 if not IS_WORKER:
     os.environ["BATON_CACHE"] = tempfile.mkdtemp(prefix="baton-tests-")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread_and_no_native_code() -> Iterator[None]:
-    """Compute with one thread, and uninstall native code after each file.
+    """Compute with one thread, and uninstall native code after each test file.
 
-    Loading a model installs it for the process, but the pretended devices of another file have no memory for it.
-    torch is not imported for this: most tests of the actors do without, and their start is three times as quick.
+    Loading a model installs native code for the whole process, but the emulated devices of other test files have no
+    memory for native code to read. Do not import torch here: most tests of the actors run without it and then start
+    three times as fast.
     """
     use_one_thread()
     yield

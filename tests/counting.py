@@ -1,4 +1,4 @@
-"""Counts function calls, a measure of work that does not depend on the machine or its load."""
+"""Counting function calls, a measure of work that does not depend on the machine or its load."""
 
 import sys
 from collections.abc import Callable

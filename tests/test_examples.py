@@ -1,4 +1,4 @@
-"""The code that a reader tries first, of examples/ and README, with the official clients and the bundled model."""
+"""The code in examples/ and README runs with the official clients and the bundled model."""
 
 import io
 import re
@@ -37,7 +37,7 @@ def test_the_agent_calls_its_tools(server: ServerProcess, api: str) -> None:
 
 
 def test_the_ring_prints_every_message_without_torch() -> None:
-    """examples/ring.txt is what it prints; to write it again: `python examples/ring.py > examples/ring.txt`."""
+    """The output equals examples/ring.txt. To update that file: `python examples/ring.py > examples/ring.txt`."""
     code = (
         "import runpy, sys; runpy.run_path('examples/ring.py', run_name='__main__'); sys.exit('torch' in sys.modules)"
     )
@@ -49,7 +49,7 @@ def test_the_ring_prints_every_message_without_torch() -> None:
 
 
 def test_the_code_in_the_readme_does_what_it_says(server: ServerProcess) -> None:
-    """Its comments say what is printed."""
+    """The README's code prints what the comments in it say."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     begin, agent = (readme.index(f"    {line}") for line in ("from openai import OpenAI", "tools = [{"))
     blocks = [readme[start : readme.index("\n\n", start)] for start in (begin, agent)]

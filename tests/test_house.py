@@ -1,4 +1,4 @@
-"""The rules of the repository: one direction of imports, unique names, small files, plain prose, true documents."""
+"""The rules of the repository: imports go one way, unique names, small files, plain prose, documents that are true."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ MAX_FILES = 16
 MAX_LINES = 450
 MAX_CORE_LINES = 5000
 WRITTEN = (".py", ".html", ".css", ".js", ".cpp", ".h")
-# How often each pattern of tests/prose.py may still occur: the name of an exam has this one.
+# How often each pattern of tests/prose.py may still occur: the name of an exam contains this one.
 PROSE = {"told": 3}
 # Names that every family defines in its own file.
 OF_FAMILIES = {"Backbone", "Block"}
@@ -29,7 +29,7 @@ FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)(?::([\w.]+))?(?: [^`]*)?`")
 
 @cache
 def modules() -> dict[str, Path]:
-    """Return every module by its dotted name without `baton.`; a package has the name of its folder."""
+    """Return every module by its dotted name without `baton.`; a package is named after its folder."""
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     return {name_of(file): file for file in files}
 
@@ -41,12 +41,12 @@ def name_of(file: Path) -> str:
 
 
 def room_of(module: str) -> str:
-    """Return the folder of a package that a module belongs to; a file at the top level is its own."""
+    """Return the module's folder, as "package.folder"; a file at the package's top level counts as a folder."""
     return ".".join(module.split(".")[:2])
 
 
 def floors() -> list[set[str]]:
-    """Return the floors of the map in docs/design.md, from the top down."""
+    """Return the floors (lines) of the map in docs/design.md from top to bottom, each as a set of folders."""
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     found, package = [], ""
     for line in design.partition("## The map")[2].partition("\n## ")[0].splitlines():
@@ -59,7 +59,7 @@ def floors() -> list[set[str]]:
 
 
 def imports_of(file: Path) -> Iterator[str]:
-    """Yield the modules of this repository that a file imports, anywhere in it."""
+    """Yield the modules of this repository that a file imports, also inside functions."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
@@ -89,16 +89,17 @@ def test_imports_run_down_the_map() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Imports inside functions and under TYPE_CHECKING count too."""
+    """Imports inside functions and under TYPE_CHECKING count as imports."""
     left = {name: set(imports_of(file)) & modules().keys() for name, file in modules().items()}
-    # Remove modules that import none of those left, again and again: only circles, and what imports them, remain.
+    # Remove modules that import no remaining module, until none is left to remove. Circles, and modules that import
+    # from one, remain.
     while free := {name for name, imported in left.items() if not imported & left.keys() - {name}}:
         left = {name: imported for name, imported in left.items() if name not in free}
     assert sorted(left) == []
 
 
 def core() -> dict[str, Path]:
-    """Return the modules that the bullets of design.md's section on the core list."""
+    """Return the modules listed in the bullets of design.md's section "The core"."""
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     section = design.partition("## The core\n")[2].partition("\n## ")[0]
     bullets = "\n".join(re.findall(r"^- .*", section, flags=re.MULTILINE))
@@ -116,7 +117,7 @@ def test_the_core_is_small() -> None:
 
 
 def test_the_core_stands_alone() -> None:
-    """Nothing else of this project is loaded with the core, and no torch."""
+    """Importing the core loads no other module of this project, and not torch."""
     listing = "import sys, " + ", ".join(f"baton.{name}" for name in core()) + "; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True).stdout.split()
     ours = {name.removeprefix("baton.") for name in loaded if name.startswith("baton.")}
@@ -145,7 +146,7 @@ def test_folders_and_files_are_small(top: str) -> None:
 
 
 def named_in(doc: Path) -> Iterator[tuple[str, str]]:
-    """Yield every path that a document names, and the name inside that file; placeholders are skipped."""
+    """Yield each path that a document names, with the name inside that file ("" if none). Skip placeholders."""
     for match in FILE.finditer(doc.read_text(encoding="utf-8")):
         path, inside = match[1], match[2] or ""
         if path.split("/")[0] in {child.name for child in ROOT.iterdir()}:
@@ -170,13 +171,16 @@ def test_each_step_of_a_requests_life_names_its_functions() -> None:
 
 
 def test_prose_gets_plainer() -> None:
-    """The turns of phrase that docs/style.md avoids may only become fewer: lower the numbers when they do."""
+    """Phrases that docs/style.md avoids may not become more frequent than PROSE says.
+
+    Lower its numbers when they can be.
+    """
     more = {name: count for name, count in prose.counts().items() if count > PROSE.get(name, 0)}
     assert more == {}, "python -m tests.prose lists the places"
 
 
 def test_avoided_phrases_are_found(tmp_path: Path) -> None:
-    """One of each kind, in each place that is read; not in code, and not as an ordinary word."""
+    """A phrase of each kind is found in each kind of text. Code and ordinary uses of the same words are not."""
     texts = {
         "a.md": "Those are told anew.\n\n    nobody, in code\n\nWhat is it? By default, nothing.\n",
         "b.py": '"""Whoever asks."""\n\nasked = 1\n\x23 lies behind\n\x23 beside it\n',

@@ -1,4 +1,4 @@
-"""An installed wheel is complete: it compiles its kernels, serves, and shows the page."""
+"""An installed wheel is complete: it compiles its native code, serves requests, and shows the chat page."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info")
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build from a copy, because a build leaves files next to the sources."""
+    """Build a wheel from a copy of the sources, because a build leaves files next to them."""
     source = folder / "source"
     source.mkdir()
     for package in PACKAGES:
@@ -42,7 +42,7 @@ def test_a_wheel_installs_one_package_that_serves(tmp_path: Path) -> None:
         if path.is_file() and path.suffix != ".pyc"
     }
     assert {path for path in expected if not (installed / "baton" / path).is_file()} == set()
-    # A stand-in for Hugging Face's package `kernels`, which the same environment may hold.
+    # An empty stand-in for Hugging Face's package `kernels`: both packages must be importable together.
     (installed / "kernels").mkdir()
     (installed / "kernels" / "__init__.py").write_text("get_kernel = None\n")
     variables = {"PYTHONPATH": str(installed), "BATON_CACHE": str(tmp_path / "cache")}

@@ -1,4 +1,4 @@
-"""The tour shows the code as it is: each of its pieces is found, line by line, in the function that it names."""
+"""The tour shows the code as it is: each quoted piece is found, line by line, in the function that it names."""
 
 import ast
 import re
@@ -21,13 +21,13 @@ class Piece(NamedTuple):
 
 
 def pieces() -> list[Piece]:
-    """The blocks of code in the tour; the first line of each says where the others are cut from."""
+    """Return the code blocks of the tour. The first line of each names the file and function that it quotes."""
     blocks = re.findall(r"```python\n# (\S+):(\S+)\n(.*?)```", TOUR.read_text(encoding="utf-8"), re.DOTALL)
     return [Piece(file, function, code.splitlines()) for file, function, code in blocks]
 
 
 def source_of(file: str, function: str) -> list[str]:
-    """The lines of a function or method, without its indentation."""
+    """Return the lines of a function or method, without their indentation."""
     source = (ROOT / file).read_text(encoding="utf-8")
     body: list[ast.stmt] = ast.parse(source).body
     for name in function.split("."):
@@ -39,7 +39,7 @@ def source_of(file: str, function: str) -> list[str]:
 
 
 def is_cut_from(lines: list[str], source: list[str]) -> bool:
-    """Whether `lines` stand in `source` one after another; a line that is `...` leaves lines out."""
+    """Return whether `lines` are consecutive lines of `source`; a line `...` stands for any number of lines."""
     at, may_skip = 0, True
     for line in lines:
         if line.strip() == ELISION:

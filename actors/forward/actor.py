@@ -34,13 +34,13 @@ NOT_FINITE = "what the model computed is not finite"
 
 @dataclass(slots=True)
 class RunningRow:
-    """A running request, as it will stand after all that has been enqueued."""
+    """A running request, with the values that it will have after everything that has been enqueued."""
 
-    index: int  # of its row on the device
+    index: int  # the row's index on the device
     grant: int
     state: Lease
     position: int  # tokens that the state will have consumed
-    length: int  # tokens that it was admitted with; beyond them it decodes
+    length: int  # tokens that the request was admitted with; after them the row decodes
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class LaunchedStep:
 
     step: int
     sampling: list[int]  # grants that sample a token, in the order of Ran.tokens
-    positions: dict[int, int]  # to which it brings its rows, by grant; chunks first, in their order
+    positions: dict[int, int]  # by grant: the row's position after the step; rows with chunks first
     checkpoints: list[Checkpoint]
 
 
@@ -57,20 +57,20 @@ class LaunchedStep:
 class Forward:
     """The forward actor. Its mailbox order is the order of execution on the device's stream.
 
-    Reports to results leave in the same order: each waits until every step enqueued before it is done.
+    Messages to results leave in the same order: each waits until every step enqueued before it is done.
     """
 
     send: Send
     device: DeviceQueue
-    max_running: int  # rows of the device
+    max_running: int  # how many rows the device has
     rows: dict[int, RunningRow] = field(default_factory=dict)  # by grant
 
     def __post_init__(self) -> None:
         self._free_rows = list(range(self.max_running - 1, -1, -1))
-        self._poisoned: dict[int, str] = {}  # grants whose state is worthless, with the error if no step reports it
-        self._exporting: dict[int, Lease] = {}  # by key of the copy
-        self._filling: dict[int, Retired | None] = {}  # grants being filled; what to report after it, if retired
-        # Reports to results in stream order. A LaunchedStep holds up those after it until its Ran has come.
+        self._poisoned: dict[int, str] = {}  # unusable states, by grant: why a fill failed, or "" after a failed step
+        self._exporting: dict[int, Lease] = {}  # by key of the copy: the slot that is being copied
+        self._filling: dict[int, Retired | None] = {}  # by grant being filled: the Retired to send after that, if any
+        # Messages to results, in stream order. A LaunchedStep delays all messages after it until its Ran has come.
         self._reports: deque[LaunchedStep | Admitted | Stepped | Retired | Drain] = deque()
 
     def receive(self, message: Message) -> None:
@@ -99,7 +99,7 @@ class Forward:
         while self._reports and not isinstance(report := self._reports[0], LaunchedStep):
             self._reports.popleft()
             if isinstance(report, Retired):
-                # Known only now: steps before the retirement may have failed.
+                # Set only now: a step that was enqueued before the retirement may have failed in the meantime.
                 report.poisoned = self._poisoned.pop(report.grant, None) is not None
             self.send("results", report)
 
@@ -117,7 +117,7 @@ class Forward:
                     pass
 
     def _admit(self, admit: Admit) -> None:
-        """Give a request a row, and enqueue the copies that fill its slot, or the clearing of it."""
+        """Give a request a row, and enqueue the copies into its slot and page, or the clearing of the slot."""
         row = RunningRow(
             self._free_rows.pop(), admit.grant, admit.state, admit.hit.cached_tokens, count(admit.request.tokens)
         )
@@ -143,7 +143,7 @@ class Forward:
         """Enqueue a step: its chunks, and all rows past their prompt except those that sit out."""
         for addition in step.pages:
             self.device.extend_row(self.rows[addition.grant].index, addition.pages)
-        # A chunk may bring a row to the end of its prompt in this step.
+        # A row that feeds a chunk does not also decode in this step, even if the chunk ends its prompt.
         not_decoding = {*step.sit_out, *(chunk.grant for chunk in step.chunks)}
         decodes = [row for row in self.rows.values() if row.position >= row.length and row.grant not in not_decoding]
         positions = [row.position for row in decodes]
@@ -163,9 +163,9 @@ class Forward:
         return WorkChunk(row.index, start, row.position, row.position == row.length)
 
     def _retire(self, retire: Retire) -> None:
-        """Take a row away, and report it in stream order.
+        """Take a row off the device, and send Retired in stream order.
 
-        If its slot is still being written from host memory, the report waits for that, without holding up others.
+        If its slot is still being filled from host memory, Retired waits for that copy; other messages do not wait.
         """
         row = self.rows.pop(retire.grant)
         self._free_rows.append(row.index)
@@ -190,7 +190,7 @@ class Forward:
         self.send("scheduler", Filled(grant))
 
     def _transferred(self, done: Transferred) -> None:
-        """Report that a copy is over. With a single stream it was reported when it was enqueued."""
+        """Report the result of a copy. With a single stream, its success was reported when it was enqueued."""
         if done.grant is None:
             if self.device.copies_aside:
                 self._exported(done.key)
@@ -206,14 +206,14 @@ class Forward:
             self._reports.append(retired)
 
     def _ran(self, ran: Ran) -> None:
-        """Report the oldest step on the stream, which is done.
+        """Replace the oldest LaunchedStep, which is done, by its Stepped message.
 
         A poisoned row stays poisoned until it is retired: one more step, already in flight, has used its state.
         """
         at = next(i for i, report in enumerate(self._reports) if isinstance(report, LaunchedStep))
         running = self._reports[at]
         assert isinstance(running, LaunchedStep) and running.step == ran.step
-        grants = list(running.positions)  # those of the chunks first, which `unsound` counts
+        grants = list(running.positions)  # grants with chunks come first, so that `unsound` can index them
         lost = [running.sampling[row] for row in ran.not_finite] + [grants[chunk] for chunk in ran.unsound]
         for grant in grants if ran.error else lost:
             self._poisoned.setdefault(grant, "")

@@ -12,16 +12,16 @@ from baton.actors.requests import Request
 
 
 class ContainedDevice:
-    """A wrapper around a device, on its thread. A row that could not be set up or extended fails in its next step.
+    """A wrapper around a device, on the device's thread. A row that could not be set up or grow fails in its next step.
 
-    contains: returns whether the device is usable after this error; if not, the error is raised.
+    contains: returns whether the device is still usable after an error; if not, the error is raised.
     """
 
     def __init__(self, device: Device, contains: Callable[[Exception], bool]) -> None:
         self._device = device
         self._contains = contains
         self._broken: dict[int, str] = {}  # rows that could not be set up or extended, with the error
-        self._setup_error = ""  # of the row that is opened next: its slot and pages are prepared just before that
+        self._setup_error = ""  # why the slot or pages of the row that is opened next could not be prepared
 
     @property
     def copies_aside(self) -> bool:
@@ -73,7 +73,7 @@ class ContainedDevice:
         self._device.drop_all()
 
     def _set_up(self, call: Callable[[], None]) -> None:
-        """Make a call for the row that is opened next, and keep its first error."""
+        """Make a call that prepares the row to be opened next, and keep the first error of such calls."""
         error = self._error_of(call)
         self._setup_error = self._setup_error or error
 
@@ -98,10 +98,10 @@ class ContainedDevice:
 
 @dataclass(frozen=True, slots=True)
 class ContainedPending(Generic[Report]):
-    """A Pending whose errors are reported instead of raised."""
+    """A Pending that returns the report of a failure instead of raising the error."""
 
     pending: Pending[Report]
-    contains: Callable[[Exception], bool]  # as in ContainedDevice
+    contains: Callable[[Exception], bool]  # returns whether the device is still usable after an error
     failed: Callable[[str], Done[Report]]  # returns what to report, given the error
 
     def passed(self) -> bool:

@@ -11,7 +11,7 @@ from baton.actors.forward.streams import Event, Stream
 
 
 class CudaEvent:
-    """See streams.Event. A thread that waits for it sleeps instead of spinning."""
+    """A streams.Event on CUDA. A thread that waits for the event sleeps instead of spinning."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.native = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
@@ -29,9 +29,9 @@ class CudaEvent:
 
 
 class CudaStream:
-    """See streams.Stream.
+    """A streams.Stream on CUDA.
 
-    device: with its index.
+    device: the CUDA device, with its index.
     can_capture: False if a decoding step reads results back from the device, which a graph cannot contain.
     """
 
@@ -68,8 +68,8 @@ class CudaStream:
         return CudaStream(self.device)
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """See streams.Stream. Waits for the device; other threads may continue to use CUDA meanwhile."""
-        if not self._graphs:  # CUDA refuses the memory pool of graphs that no longer exist.
+        """Capture as streams.Stream describes. Waits for the device; other threads may use CUDA meanwhile."""
+        if not self._graphs:  # CUDA refuses a memory pool after all its graphs are gone.
             self._graph_memory = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         self._graphs.add(graph)

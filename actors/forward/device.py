@@ -13,7 +13,7 @@ class WorkChunk(Struct, frozen=True, array_like=True):
     row: int
     start: int  # the tokens at indices [start, stop)
     stop: int
-    samples: bool  # draw a token after the last of them
+    samples: bool  # whether a token is drawn after the last token of the chunk
 
 
 class WorkCheckpoint(Struct, frozen=True, array_like=True):
@@ -28,7 +28,7 @@ class WorkMask(Struct, frozen=True, array_like=True):
     """The tokens that a row may draw in this step."""
 
     row: int
-    words: bytes  # as in RowMask
+    words: bytes  # one bit for each token, as in RowMask
 
 
 class Work(Struct, frozen=True, array_like=True):
@@ -37,7 +37,7 @@ class Work(Struct, frozen=True, array_like=True):
     step: int
     chunks: list[WorkChunk]
     decodes: list[int]  # rows that feed the token that they drew last
-    positions: list[int]  # of each row in `decodes`, before the step
+    positions: list[int]  # the position of each row in `decodes` before the step
     checkpoints: list[WorkCheckpoint]
     masks: list[WorkMask] = []
 
@@ -49,8 +49,8 @@ class DeviceCalls(Protocol):
     def copies_aside(self) -> bool:
         """Whether copies to and from host memory have a stream of their own.
 
-        Then a copy starts after all calls before it, and later calls do not wait for it. Do not reuse the slot, pages
-        or host buffer before `Transferred` arrives.
+        If so, a copy starts after all calls before it, and later calls do not wait for the copy. Do not reuse the
+        slot, pages or host buffer before `Transferred` arrives.
         """
         ...
 
@@ -58,7 +58,7 @@ class DeviceCalls(Protocol):
         """Zero a state slot."""
 
     def poison(self, slot: int) -> None:
-        """Overwrite a state slot with values that spoil any result, so that a stale read shows."""
+        """Overwrite a state slot with values that spoil any result, so that a read after the free is noticed."""
 
     def copy(self, source: int, target: int) -> None:
         """Copy a state slot."""
@@ -83,16 +83,16 @@ class DeviceQueue(DeviceCalls, Protocol):
     """The device as forward sees it. Results of steps and copies are delivered to forward's mailbox."""
 
     def run(self, work: Work) -> None:
-        """Run a step. Ran is delivered when it is over."""
+        """Run a step. Ran is delivered when the step is over."""
 
     def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
         """Copy a state slot, and the KV of the first `position` tokens in `pages`, to host memory under `key`.
 
-        Transferred is delivered when it is over.
+        Transferred is delivered when the copy is complete.
         """
 
     def fill(self, grant: int, key: int, slot: int, pages: list[int], first_page: int) -> None:
         """Fill a state slot from the copy `key` in host memory, and `pages` with the copy's KV from page first_page on.
 
-        Transferred is delivered when it is over.
+        Transferred is delivered when the copy is complete.
         """

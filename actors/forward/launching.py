@@ -28,24 +28,24 @@ class Device(DeviceCalls, Protocol):
 class Pending(Protocol[Report]):
     """A step or a copy that has been enqueued.
 
-    It holds everything that its report needs, because its rows may belong to other requests when it is collected.
+    A Pending holds all that its report needs: its rows may belong to other requests when it is collected.
     """
 
     def passed(self) -> bool:
-        """Return whether it is over, so that `collect` need not wait."""
+        """Return whether the work is over, so that `collect` does not wait."""
         ...
 
     def collect(self) -> "Done[Report]":
-        """Wait until it is over, and return its result. Call once. Raises what went wrong on the device."""
+        """Wait until the work is over, and return its result. Call once. Raises the error of the device, if any."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[Report]):
-    """A step or a copy that is over. It is also a Pending that need not be waited for."""
+    """A step or a copy that is over. It is also a Pending, whose `collect` does not wait."""
 
     report: Report
-    seconds: float  # that the device took; 0 if it failed
+    seconds: float  # seconds that the device took; 0 if the work failed
 
     def passed(self) -> bool:
         return True

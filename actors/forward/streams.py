@@ -26,7 +26,7 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """An order of execution on a device. All calls come from one thread; events may be used from any."""
+    """An order of execution on a device. All calls come from one thread; events may be used from any thread."""
 
     device: torch.device
     can_capture: bool  # whether replaying a capture costs less than enqueueing its work again
@@ -40,11 +40,11 @@ class Stream(Protocol):
         ...
 
     def upload(self, host: Tensor, device: Tensor) -> None:
-        """Enqueue a copy to the device. `host` is read when it executes. Both: contiguous, equal shapes and dtypes."""
+        """Enqueue a copy to the device, which reads `host` later. Both tensors: contiguous, equal shapes and dtypes."""
         ...
 
     def download(self, device: Tensor, host: Tensor) -> None:
-        """Enqueue a copy to the host. `host` is written when it executes. Both: contiguous, equal shapes and dtypes."""
+        """Enqueue a copy to the host, which writes `host` later. Both tensors: contiguous, equal shapes and dtypes."""
         ...
 
     def record(self) -> Event:
@@ -64,7 +64,7 @@ class Stream(Protocol):
 
         Each replay uses the same memory. `run` must have run before, because compilation and allocation at first use
         cannot be captured. All captures of a stream share the memory of the tensors that they create, so a result must
-        be copied into a tensor that existed before.
+        be copied into a tensor that existed before the capture.
         """
         ...
 
@@ -116,5 +116,5 @@ class CpuStream:
         return self
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Return `run` itself: nothing is saved by a capture."""
+        """Return `run` itself: on a CPU a capture would save nothing."""
         return run

@@ -16,8 +16,8 @@ Deliver: TypeAlias = Callable[[Ran | Transferred], None]
 class DeviceThread:
     """A DeviceQueue that makes the calls of a Device in order on a thread of its own.
 
-    deliver: called from any of the threads with the results of steps, in order, and of copies, in order; steps do not
-    wait for copies.
+    deliver: called with each result, from any of the threads. Steps are delivered in order and copies are delivered
+    in order, but a step does not wait for a copy.
     failed: called with the error if a call or a collect raises. That ends everything: later calls do nothing.
     """
 
@@ -85,10 +85,10 @@ class DeviceThread:
 class Waiter:
     """A thread that waits for Pendings and delivers their results in order.
 
-    The thread starts with the first Pending that is not over when it is taken. So on a CPU, where every Pending is over
-    at once, there is none: results are delivered from the calling thread.
+    The thread starts with the first Pending that is not over when `take` gets it. On a CPU every Pending is over at
+    once, so the thread never starts, and `take` delivers the results.
 
-    what: names the thread.
+    what: the part of the thread's name after `device-`.
     """
 
     def __init__(self, what: str, deliver: Deliver, failed: Callable[[BaseException], None]) -> None:
@@ -100,11 +100,11 @@ class Waiter:
         self._thread = threading.Thread(target=self._work, name=f"device-{what}", daemon=True)
 
     def take(self, pending: Pending[Ran | Transferred]) -> None:
-        """Deliver a result, now or when it is there. Call from one thread only.
+        """Deliver the result of a Pending, now or when it is over. Call from one thread only.
 
         Raises the error of a Pending that is over already.
         """
-        # Only if nothing before it is still waited for: otherwise it would be delivered out of order.
+        # If an earlier Pending is still waited for, delivering this one now would change the order.
         if self._taken == self._delivered and pending.passed():
             self._deliver(pending.collect().report)
             return

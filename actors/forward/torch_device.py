@@ -1,6 +1,7 @@
 """The torch device: a step's inputs go in one upload; model and draw are enqueued, and the host waits for neither.
 
-The inputs lie in the inbox. The next step's upload overwrites them, which is safe because it is later in stream order.
+The inputs are uploaded to the inbox, one buffer on the device. The next step's upload overwrites them, which is safe
+because it is later in stream order.
 """
 
 import numpy as np
@@ -26,7 +27,7 @@ from baton.kernels.sampling import TokenCounts, sample
 from baton.models.batch import Model, Pools
 
 NOTHING_DRAWN = torch.empty(0, dtype=torch.int64)
-INBOX_BYTES = 2**16  # at first; it grows with what steps upload
+INBOX_BYTES = 2**16  # the initial size; the inbox grows if a step uploads more
 
 
 class TorchDevice:
@@ -61,7 +62,7 @@ class TorchDevice:
         return self._transfers.aside
 
     def capture(self, only_largest: bool = False) -> None:
-        """Capture decoding steps, if replaying is cheaper. The last slot and page of the pools are for padding then."""
+        """Capture decoding steps, if a replay is cheaper. Padding rows then use the last slot and page of the pools."""
         if self._stream.can_capture:
             with self._stream.active(), torch.inference_mode():
                 self._decoder = CapturedDecode(self.model, self.pools, self._table, self._stream)
@@ -102,7 +103,7 @@ class TorchDevice:
             self._counts.close(before.counts_index)
         line = None
         if (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1.0, 0.0, 0.0):
-            # In inference mode, because a step may have replaced the inbox's memory in it.
+            # A step may have created the inbox's memory in inference mode, and only this mode may write to it then.
             with self._stream.active(), torch.inference_mode():
                 seen = self._uploaded(tokens)
                 line = self._counts.open(seen[: request.prompt_len], seen[request.prompt_len :])

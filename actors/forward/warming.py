@@ -10,7 +10,7 @@ from baton.actors.tokens import pack
 
 # Request fields that make a row report all kinds of log probabilities.
 REPORTING: dict[str, Any] = {"logprobs": 2, "prompt_logprobs_from": 0, "logprob_ids": (0, 0)}
-# The kinds of sampling, one a row, with further fields of the request. Each takes another path through the draw.
+# The sampling parameters of each warm-up row, with further fields of its request. Each uses other code of the draw.
 KINDS: tuple[tuple[Sampling, dict[str, Any]], ...] = (
     (Sampling(temperature=0.0), {}),
     (Sampling(top_k=2, top_p=0.9), {}),
@@ -18,7 +18,7 @@ KINDS: tuple[tuple[Sampling, dict[str, Any]], ...] = (
     (Sampling(min_p=0.1), {}),
 )
 SHORT = (3, 5, 1)
-"""Lengths of the prompts after the long one."""
+"""Prompt lengths of the rows after row 0, which has a long prompt."""
 
 
 def pages_to_warm(longest: int, page_size: int) -> int:
@@ -29,10 +29,10 @@ def pages_to_warm(longest: int, page_size: int) -> int:
 def warm_up(device: TorchDevice, longest: int) -> None:
     """Run a prompt of `longest` tokens, several prompts at once, and rows that decode, with and without prompts.
 
-    With fewer pages, rows or slots than that needs, prompts are shorter or fewer. Writes to the slots and pages of the
-    pools, so they must not be in use.
+    If there are too few pages, rows or slots, prompts are shorter or fewer. The slots and pages of the pools are
+    overwritten, so they must not be in use.
     """
-    pools, free = device.pools, max(len(device.pools.blocks) - 1, 0)  # the last is for padding
+    pools, free = device.pools, max(len(device.pools.blocks) - 1, 0)  # the last page is for padding
     if pools.pages:
         longest = min(longest, free * pools.page_size - 2)
     if longest < 1:
@@ -58,7 +58,7 @@ def warm_up(device: TorchDevice, longest: int) -> None:
 def _works(lengths: list[int], spare_slot: int, vocab_size: int) -> Iterator[Work]:
     """Yield three steps: row 0's prompt; the prompts of the others while row 0 decodes; all rows decode.
 
-    In the last two, row 0 has a mask.
+    In the last two steps, row 0 has a mask.
     """
     longest, *short = lengths
     masks = [WorkMask(0, bytes([255]) * 4 * -(-vocab_size // 32))]

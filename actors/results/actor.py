@@ -31,7 +31,7 @@ from baton.actors.tokens import count, pack, unpack
 from baton.models.text.grammars.errors import GrammarError
 from baton.models.text.stop_strings import StopStrings
 
-# The detokenizer sees this many tokens of the prompt's end: some tokens' text depends on those before.
+# The detokenizer gets this many of the prompt's last tokens: a token's text may depend on the tokens before it.
 PROMPT_TAIL = 16
 FINISH_REASONS: dict[RetireReason, FinishReason] = {
     "finished": "stop",
@@ -58,54 +58,54 @@ class TextStream(Protocol):
 
 class Vocabulary(Protocol):
     def detokenizer(self, prompt_tail: Sequence[int], skip_special_tokens: bool) -> TextStream:
-        """Return the text stream of an output. prompt_tail: the tokens before it."""
+        """Return the text stream of an output. prompt_tail: the last tokens of the prompt."""
         ...
 
 
 class OutputConstraint(Protocol):
-    """The limits that a request's grammar sets to its output. A GrammarError from it ends the request."""
+    """The limits that a request's grammar sets to its output. A GrammarError from a method ends the request."""
 
     def consume(self, token: int) -> bool:
         """Advance by a token that does not stop the output. Return whether the output must end after it."""
         ...
 
     def words(self, drawn: int) -> bytes | None:
-        """Return the mask of the token after the `drawn` ones, as in RowMask; None if the output must end here."""
+        """Return RowMask.words for the next token, after `drawn` output tokens; None if the output must end here."""
         ...
 
 
-Constrain: TypeAlias = Callable[[Request, Sequence[int]], OutputConstraint]  # of a request with the output so far
+Constrain: TypeAlias = Callable[[Request, Sequence[int]], OutputConstraint]  # given a request and its output so far
 
 
 def refuse_grammars(request: Request, output: Sequence[int]) -> OutputConstraint:
-    """Refuse every grammar, where grammars are not supported."""
+    """Raise GrammarError for every request: a Constrain for servers without grammars."""
     raise GrammarError("grammars are not supported here")
 
 
 @dataclass(eq=False, slots=True)
 class RequestHistory:
-    """A request from its first admission until it is answered. It outlives retractions and replays."""
+    """The record of a request, from its first admission until its final answer. It outlives retractions and replays."""
 
     request: Request
     history: list[int]  # all tokens: the prompt and the output so far
     detokenizer: TextStream
     stop_strings: StopStrings
-    hit: Hit  # of the first admission, limited to the prompt
-    chars_to_skip: int  # characters of the text to come that the client has received before a restart
-    grant: int = 0  # of the newest admission
+    hit: Hit  # the cache hit of the first admission, limited to the prompt
+    chars_to_skip: int  # characters of the text to come that the client already received before a restart
+    grant: int = 0  # the grant of the newest admission
     donated: int = 0  # history[:donated] is what the cache knows of this grant
     start: int = 0  # the position that this grant started from
-    moved: bool = False  # this grant started with the tree's own state, not with a copy
+    moved: bool = False  # this grant started with a state that was moved out of the tree, not with a copy
     failed_at: int = 0  # the position of the step in which this grant failed; 0: it has not
-    suspect_until: int = 0  # up to this position it runs in steps of its own, because it failed there before
-    error: str = ""  # why it failed
+    suspect_until: int = 0  # up to this position the request runs in steps of its own, because it failed there
+    error: str = ""  # why the grant failed
     finish: FinishReason | None = None  # None: not finished
     stop_reason: str | int | None = None  # as in Output
     new_tokens: list[int] = field(default_factory=list)  # not sent to the api yet
     new_logprobs: list[TokenLogprob] = field(default_factory=list)  # not sent to the api yet
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # not sent to the api yet
     prompt_logprobs_next: int = 0  # index of the first prompt token that has not been reported
-    constraint: OutputConstraint | None = None  # if it has a grammar, from its first mask on
+    constraint: OutputConstraint | None = None  # made for the first mask; None before that, and without a grammar
 
     @property
     def completion_tokens(self) -> int:
@@ -118,13 +118,13 @@ class ResultProcessor:
 
     send: Send
     vocabulary: Vocabulary
-    constrain: Constrain = refuse_grammars  # called for requests with a grammar; actors/results/constraint.py has one
+    constrain: Constrain = refuse_grammars  # makes the constraint of a request with a grammar
     counters: Counter[str] = field(default_factory=Counter)
     records: dict[str, RequestHistory] = field(default_factory=dict)  # by request id
 
     def __post_init__(self) -> None:
         self._grants: dict[int, RequestHistory] = {}
-        self._outputs: list[Output] = []  # for the next Delta
+        self._outputs: list[Output] = []  # outputs for the next Delta
         self._unmasked: dict[int, RequestHistory] = {}  # rows that need their next mask, by grant
 
     def receive(self, message: Message) -> None:
@@ -231,7 +231,7 @@ class ResultProcessor:
             self._output(record, texts[record] if record in texts else self._text(record, token))
 
     def _text(self, record: RequestHistory, token: int) -> str:
-        """Return the text that becomes showable with this token; "" for a stop token, unless the client keeps it."""
+        """Return the text that can be shown after this token; "" for a stop token, unless the client keeps it."""
         if not self._stops_on(record, token):
             return record.stop_strings.push(record.detokenizer.push([token]))
         if not record.request.stops.keep_stop:
@@ -277,7 +277,7 @@ class ResultProcessor:
             self.send("scheduler", Masked(masks, finished))
 
     def _words(self, record: RequestHistory) -> bytes | None:
-        """Return the row's next mask; None if the output ends here, which the client is informed of."""
+        """Return the row's next mask; None if the output ends here: then the request is finished."""
         try:
             if record.constraint is None:
                 output = record.history[record.request.prompt_len :]
@@ -291,14 +291,14 @@ class ResultProcessor:
         return words
 
     def _prompt_logprobs(self, logprobs: RowLogprobs) -> None:
-        """Add prompt log probabilities that are new: a replay reports some again."""
+        """Add those prompt log probabilities that have not been reported: a replay repeats some."""
         record = self._grants[logprobs.grant]
         fresh = logprobs.items[max(record.prompt_logprobs_next - logprobs.start, 0) :]
         record.prompt_logprobs += fresh
         record.prompt_logprobs_next += len(fresh)
 
     def _output(self, record: RequestHistory, text: str) -> None:
-        """Add what is new to the next Delta. text: what may be shown now."""
+        """Add a request's new tokens, text and log probabilities to the next Delta. text: what may be shown now."""
         # At the end, held back text is shown too, except after a stop string.
         if record.finish is not None and record.stop_strings.matched is None:
             text += record.stop_strings.push(record.detokenizer.flush()) + record.stop_strings.flush()
@@ -329,8 +329,8 @@ class ResultProcessor:
     def _retired(self, retired: Retired) -> None:
         """Answer or requeue the request of a row that is gone, and donate or free its state.
 
-        A request that has finished stays finished, whatever the row was retired for. If not, an abort counts; else the
-        request goes back to the queue, unless it failed again at a position where it had run alone.
+        A finished request stays finished, for whatever reason the row was retired. Otherwise an aborted request is
+        answered. A retracted or failed one is requeued, unless it failed again at a position where it had run alone.
         """
         record = self._grants.pop(retired.grant)
         self._unmasked.pop(retired.grant, None)
@@ -344,12 +344,12 @@ class ResultProcessor:
         self._give_back_state(record, retired, continues or record.request.keep != "never")
 
     def _give_back_state(self, record: RequestHistory, retired: Retired, is_wanted: bool) -> None:
-        """Donate the state of a row that is gone, or free it. Either closes the grant's account.
+        """Donate the state of a row that is gone, or free it. Both close the grant's account.
 
         is_wanted: False if the client has said that it will not continue from this state.
         """
         session, state, position = record.request.session, retired.state, retired.position
-        # At its start the state equals the one it was copied from, unless that was moved and left the tree.
+        # At the grant's start position the state duplicates a cached one, unless the cached one itself was moved.
         is_new = position > record.start or record.moved
         if retired.poisoned or not is_new or not is_wanted:
             self.send("cache", Free([state], closes_grant=retired.grant))

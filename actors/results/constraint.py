@@ -9,9 +9,9 @@ from baton.models.text.grammars.matcher import GrammarMatcher
 
 
 def constrained_by(matcher: Callable[[str], GrammarMatcher]) -> Constrain:
-    """Return how outputs are constrained, given a function that returns a new matcher at a grammar's beginning.
+    """Return a Constrain, which makes the constraint of a request.
 
-    `matcher` raises GrammarError if the grammar cannot be used.
+    matcher: returns a new matcher at the beginning of a grammar. Raises GrammarError if the grammar cannot be used.
     """
     return lambda request, output: Constraint(matcher(request.grammar), request.stops, output)
 
@@ -34,8 +34,8 @@ class Constraint:
 
         drawn: how many tokens the output has.
 
-        Where the grammar may end, the tokens that stop the request are allowed too. Before min_tokens they are not,
-        unless no other token is. Raises GrammarError if the grammar can neither continue nor end.
+        Where the grammar may end, the tokens that stop the request are allowed too. Before min_tokens they are
+        forbidden, unless no other token is allowed. Raises GrammarError if the grammar can neither continue nor end.
         """
         allowed, ends = self._matcher.mask(), self._stops.token_ids
         if is_empty(allowed):

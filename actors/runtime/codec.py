@@ -7,7 +7,7 @@ from baton.actors.messages import Message
 
 
 class Codec:
-    """The encoding of messages as msgpack, as between processes. A lease is encoded as (slot, generation)."""
+    """The encoding of messages as msgpack, fit for use between processes. A lease is encoded as (slot, generation)."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -15,7 +15,7 @@ class Codec:
         self._decoder = msgspec.msgpack.Decoder(Message, dec_hook=self._revive)
 
     def round_trip(self, message: Message) -> Message:
-        """Encode and decode a departed message. Its leases come out as new handles, still in transit."""
+        """Encode and decode a message that has departed. Its leases become new handles, still in transit."""
         decoded: Message = self._decoder.decode(self._encoder.encode(message))
         return decoded
 

@@ -26,7 +26,7 @@ from baton.actors.tokens import count
 
 
 class HeaderEvent(Struct, frozen=True, tag="header"):
-    """The first line: the clock's reading at a moment of Unix time, so that times can be converted."""
+    """The first line of a trace file: one moment in Unix time and by the clock, so that times can be converted."""
 
     version: int
     unix_time: float
@@ -43,17 +43,17 @@ class UnitEvent(Struct, frozen=True, tag="unit"):
 class MessageEvent(Struct, frozen=True, tag="message", omit_defaults=True):
     """A message was delivered and handled."""
 
-    sequence: int  # in the order of sending
-    name: str  # its type
+    sequence: int  # the message's number, in the order of sending
+    name: str  # the type of the message
     sender: str
     to: str
     sent: float
     delivered: float
     handled: float  # when `receive` returned
-    trace: str = ""  # the W3C trace id of the request that it belongs to, if it belongs to one
-    grants: tuple[int, ...] = ()  # grants that it names; of a batch, those it says something specific about
-    requests: tuple[str, ...] = ()  # requests that it names
-    step: int | None = None  # the step that it is about
+    trace: str = ""  # the W3C trace id of the message's request, if it has one
+    grants: tuple[int, ...] = ()  # grants that the message names; for a Step, those with chunks
+    requests: tuple[str, ...] = ()  # requests that the message names
+    step: int | None = None  # the step that the message is about
 
 
 class ActEvent(Struct, frozen=True, tag="act"):
@@ -92,19 +92,19 @@ class RequestEvent(Struct, frozen=True, tag="request", omit_defaults=True):
     request: str
     what: Literal["queued", "admitted", "first_token", "ended"]
     trace: str = ""
-    tokens: int = 0  # of the prompt if it was queued, else of the output so far
-    reason: str = ""  # why it ended
+    tokens: int = 0  # tokens of the prompt in "queued", else of the output so far
+    reason: str = ""  # why the request ended
 
 
 class HistoryEvent(Struct, frozen=True, tag="history", omit_defaults=True):
-    """A request that has ended, without its tokens: enough to replay which prefixes requests shared."""
+    """A request that has ended, without its tokens. It suffices to replay which prefixes requests shared."""
 
-    at: float  # when it was submitted
+    at: float  # when the request was submitted
     request: str
     prompt: int  # tokens
     answer: int  # tokens
-    salt: int  # a number that stands for its salt
-    block: int  # tokens of a block
+    salt: int  # a number that stands for the request's salt
+    block: int  # how many tokens a block has
     blocks: tuple[int, ...]
     """A number for each whole block of prompt and answer.
 
@@ -155,7 +155,7 @@ def message_event(envelope: Envelope, to: str, delivered: float, handled: float)
 
 
 def named_grants(envelope: Envelope) -> tuple[int, ...]:
-    """Return the grants that a message names."""
+    """Return the grants that a message names; for a Step, those with chunks."""
     match message := envelope.message:
         case Step():
             return tuple(chunk.grant for chunk in message.chunks)
@@ -187,7 +187,7 @@ def named_requests(envelope: Envelope) -> tuple[str, ...]:
 
 
 def request_events(envelope: Envelope, to: str, at: float) -> Iterator[RequestEvent]:
-    """Yield what a message says about the life of requests. An end counts when it reaches the api."""
+    """Yield an event for each point of a request's life that a message marks. Only messages to the api mark an end."""
     match message := envelope.message:
         case Submit():
             request = message.request

@@ -14,8 +14,8 @@ from baton.actors.scheduler.actor import Scheduler
 class Use:
     """The use of a slot."""
 
-    position: int | None  # tokens that its state has consumed; None if it holds no state
-    request: str | None  # the id of the running request that holds it
+    position: int | None  # tokens that the state in the slot has consumed; None if there is no state
+    request: str | None  # the id of the running request that holds the slot
 
 
 def explain_slots(

@@ -20,9 +20,9 @@ class Envelope(Struct, frozen=True, array_like=True, gc=False):
 
     message: Message
     sender: str
-    sequence: int = 0  # in the order of sending
+    sequence: int = 0  # the message's number, in the order of sending
     trace: str = ""  # a W3C trace id, or ""
-    sent: float = 0.0  # seconds, by the observer's clock
+    sent: float = 0.0  # when the message was sent, in seconds of the observer's clock
 
 
 class Mailbox:
@@ -45,7 +45,7 @@ class Mailbox:
 
 
 class RuntimeObserver:
-    """An observer of a runtime, which calls it at every send, delivery and turn. This one does nothing.
+    """The interface of an observer, which a runtime calls at every send, delivery and turn. This class does nothing.
 
     Turns never overlap: an actor has received and acted before the next actor's turn begins. The observer of the server
     is in actors/runtime/observing.py.
@@ -81,7 +81,7 @@ class Runtime:
         carry: Callable[[Message], Message] = as_is,
         observer: RuntimeObserver | None = None,
     ) -> None:
-        """Create a runtime without actors. carry: returns what the receiver gets, such as a decoded copy."""
+        """Create a runtime without actors. carry: returns what to deliver for a message, such as a decoded copy."""
         self.ledger = ledger
         self.mailboxes: dict[Address, Mailbox] = {}
         self.delivered = 0
@@ -94,7 +94,7 @@ class Runtime:
         return self._actors
 
     def add(self, address: Address, actor: Actor) -> None:
-        """Give an actor a mailbox. It starts to run with `run`."""
+        """Give an actor a mailbox. `run` starts the actors."""
         self.mailboxes[address] = Mailbox()
         self._actors[address] = actor
 
@@ -103,7 +103,7 @@ class Runtime:
         return lambda to, message: self.send(address, to, message)
 
     def send(self, sender: str, to: Address, message: Message) -> None:
-        """Move the message's leases, and queue it. A send that raises has moved nothing."""
+        """Move the message's leases, and queue the message. A send that raises has moved nothing."""
         mailbox = self.mailboxes[to]
         depart(message, sender, to, self.ledger)
         mailbox.put(self._observer.envelope(self._carry(message), sender))

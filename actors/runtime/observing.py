@@ -13,7 +13,7 @@ from baton.actors.runtime.tracing import Traces
 
 
 class MeasuringObserver(RuntimeObserver):
-    """An observer that numbers messages, gives each its trace, and measures how long they wait and actors work."""
+    """An observer that numbers messages, finds their traces, and measures how long messages wait and actors work."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class MeasuringObserver(RuntimeObserver):
         self._traces, self._timings, self._clock = traces, timings, clock
         self._numbers = numbers if numbers is not None else count(1)
         self._on_event = on_event
-        # When the turn, delivery and act that are under way began.
+        # Start times of the current turn, delivery and act.
         self._turn = self._delivery = self._act = 0.0
 
     def envelope(self, message: Message, sender: str) -> Envelope:

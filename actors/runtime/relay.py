@@ -40,20 +40,20 @@ from baton.actors.storage.disk import DiskThread
 class RelayConfig:
     """The sizes and settings of a ring."""
 
-    slots: int  # of the state pool
-    pages: int  # of the KV pool; 0 without attention
+    slots: int  # slots of the state pool
+    pages: int  # pages of the KV pool; 0 without attention
     limits: Limits
     tiers: TierLimits = NO_TIERS
     codec_check: bool = False  # encode and decode every message on its way
-    poison_freed: bool = False  # overwrite a slot when it becomes free, so that a stale read shows
+    poison_freed: bool = False  # overwrite a slot when it becomes free, so that a later read is noticed
     restarts: int = 3  # most restarts of the unit within `restart_window` seconds
     restart_window: float = 60.0
     cache_policy: Policy = "worth"  # which states are evicted first
-    costs: Costs = PER_TOKEN  # what the "worth" policy weighs states by
+    costs: Costs = PER_TOKEN  # costs of computing and copying, by which the "worth" policy ranks states
 
 
 class DeviceFailed(Exception):
-    """The device raised outside of any one step, or is lost. The ring cannot continue."""
+    """The device is lost, or raised an error that could not be contained in a row. The ring cannot continue."""
 
 
 class Unit:
@@ -69,7 +69,7 @@ class Unit:
         observer = MeasuringObserver(self.traces, relay.timings, relay.clock, relay.numbers, relay.on_event)
         carry = Codec(self.ledger).round_trip if config.codec_check else as_is
         self.runtime = Runtime(self.ledger, carry, observer)
-        device.drop_all()  # before the disk's thread loads any copy
+        device.drop_all()  # delete the copies of an earlier unit, before the disk's thread loads new ones
         self.device = DeviceThread(device, self.deliver, self._fail)
         limits, sender = config.limits, self.runtime.sender
         pages = PagePool(config.pages, max(limits.page_size, 1))
@@ -90,7 +90,7 @@ class Unit:
             self.runtime.add(address, actor)
 
     async def run(self) -> None:
-        """Run the actors until cancelled. Raises what one of them raised, or DeviceFailed."""
+        """Run the actors until cancelled. Raises an exception group with an actor's exception or DeviceFailed."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch)
             await self.runtime.run()
@@ -113,7 +113,7 @@ class Unit:
         self._loop.call_soon_threadsafe(self._arrived, "disk", "cache", message)
 
     def _arrived(self, sender: str, to: Address, message: Message) -> None:
-        """Send a message from another thread. If that fails the unit fails: nothing else would notice the loss."""
+        """Send a message from another thread. On an error, fail the unit: nothing else would notice the loss."""
         try:
             self.runtime.send(sender, to, message)
         except Exception as error:
@@ -157,8 +157,8 @@ class Relay:
     on_restart: called with the exception that broke the old unit.
     on_event: called with every Event, from the event loop and from the device's thread; must return at once.
     clock: seconds, for events and timings.
-    disk: None if states are not written to files.
-    constrain: see ResultProcessor.
+    disk: the disk's thread; None if states are not written to files.
+    constrain: makes the constraints of requests with grammars, as in ResultProcessor.
     cache: makes the cache of a unit; None: one with the eviction policy and the tiers that the configuration names.
     """
 
@@ -293,7 +293,7 @@ class Relay:
     def _tell_api(self) -> None:
         """Deliver the api's messages, Restarted among them, before the new unit runs.
 
-        So the api resubmits its requests before any other message moves, and none is submitted twice.
+        So the api resubmits its requests before any other message is delivered, and submits none twice.
         """
         if self.unit.runtime.mailboxes["api"].envelopes:
             while self.unit.runtime.mailboxes["api"].envelopes:
@@ -314,7 +314,7 @@ class Relay:
 
 
 def is_device_lost(broken: BaseException) -> bool:
-    """Return whether this exception, or one in the group that it is, means that the device is lost."""
+    """Return whether this exception is DeviceFailed, or an exception group that contains one."""
     if isinstance(broken, BaseExceptionGroup):
         return broken.subgroup(DeviceFailed) is not None
     return isinstance(broken, DeviceFailed)

@@ -27,7 +27,7 @@ class PoolSizes:
     page_bytes: int
     page_size: int  # tokens of a page
     max_running: int  # how many requests may run at once
-    why: list[str]  # how the sizes came about, for people
+    why: list[str]  # how the sizes were derived, as sentences for people
 
 
 def size_pools(
@@ -44,10 +44,10 @@ def size_pools(
 ) -> PoolSizes:
     """Divide `memory` bytes between states and pages, except where `slots` or `pages` fix the number.
 
-    With attention, states get half of the memory and pages the rest; without, states get all. Neither gets more than it
-    can use: slots for max_running requests and three cached states for each, and pages for two full contexts for each.
+    With attention, states get half of the memory and pages the rest; without, states get all. Neither gets more than is
+    useful: slots for max_running requests and three cached states per request, and pages for two full contexts each.
 
-    tree_slots: slots reserved for cached states; the others hold slots_per_request(strategy, overlap) a request.
+    tree_slots: slots reserved for cached states; each request needs slots_per_request(strategy, overlap) others.
 
     Raises SizingError if not even one request fits.
     """
@@ -93,12 +93,12 @@ def costs_of(model: Model) -> Costs:
 
 
 def count_parameters(model: Model) -> int:
-    """Return the number of parameters, however they are packed; 0 for a model without weights."""
+    """Return the number of parameters, with packed ones counted as unpacked; 0 for a model without weights."""
     return sum(_own_parameters(module) for module in model.modules()) if isinstance(model, nn.Module) else 0
 
 
 def count_active_parameters(model: Model) -> int:
-    """Return the number of parameters that one token uses: of experts, only those that are chosen for it."""
+    """Return the number of parameters that one token uses: of the experts, only the chosen ones count."""
     if not isinstance(model, nn.Module):
         return 0
     return count_parameters(model) - sum(_idle_parameters(module) for module in model.modules())
@@ -120,7 +120,7 @@ def _own_parameters(module: nn.Module) -> int:
 
 
 def _idle_parameters(module: nn.Module) -> int:
-    """Return the parameters of the experts that are not chosen for a token, if the module has a router and experts."""
+    """Return how many parameters are in experts that are not chosen for a token. 0 without a router and experts."""
     routers = [child for child in module.children() if isinstance(child, SoftmaxRouter | SigmoidRouter)]
     stacks = [child for child in module.children() if isinstance(child, Experts)]
     return sum(

@@ -1,4 +1,4 @@
-"""Measurements of the device's speed at steps and at copies to and from host memory, for plans and prices."""
+"""Measurements of how long steps and copies to and from host memory take, for the scheduler's plans and the cache."""
 
 import threading
 from collections.abc import Callable
@@ -13,14 +13,15 @@ from baton.actors.forward.launching import Device, Pending
 from baton.actors.messages import Ran, Transferred
 from baton.actors.runtime.timings import ObservedPending
 
-# Steps with fewer prompt tokens say little about `operation`: most of their time goes into reading the weights.
+# Steps with fewer prompt tokens say little about Speeds.operation: most of their time goes into reading the weights.
 LEAST_TOKENS = 16
 # Weight of the past when a measurement is added to a Pace.
 REMEMBERED = 0.9
-# The same for a Line. It remembers more, because steps whose sizes differ enough to separate its two parts are few.
+# Weight of the past when a step is added to a Line. It is larger than for a Pace, because few steps differ enough in
+# size to separate the cost of a token from the fixed cost.
 REMEMBERED_STEPS = 0.99
-# Steps of nearly one size cannot separate the two parts of a Line. This share of the squared size pulls the estimate
-# towards proportionality, with no fixed cost (ridge regression).
+# Steps of nearly the same size cannot separate the cost of a token from the fixed cost. This share of the squared size
+# pulls the estimate towards no fixed cost (ridge regression).
 PROPORTION = 0.01
 # A token costs at least this share of the average step time per token.
 LEAST_PART = 0.125
@@ -45,9 +46,9 @@ class Pace:
 
 
 class Line:
-    """A moving least-squares fit of the time of steps: seconds per token, and seconds per step.
+    """A moving least-squares fit of the time of steps: seconds per token, and fixed seconds per step.
 
-    As far as recent steps cannot separate the two, all time is attributed to the tokens.
+    If recent steps cannot separate the two, the time is attributed to the tokens.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class Line:
 
     @property
     def parts(self) -> tuple[float, float]:
-        """Seconds per token and seconds per step; 0 before the first measurement."""
+        """Seconds per token, and fixed seconds per step; both are 0 before the first measurement."""
         if not self._steps:
             return 0.0, 0.0
         tokens, seconds = self._tokens / self._steps, self._seconds / self._steps
@@ -110,7 +111,7 @@ class MeasuredDevice:
         if not tokens:
             self._decoding.add(1, seconds)
         elif work.decodes or not any(self._beside.parts):
-            # Until there has been a mixed step, steps with only prompts must serve.
+            # Until the first mixed step, steps with only prompts are used instead.
             decoding = self._decoding.value if work.decodes else 0.0
             self._beside.add(tokens, max(seconds - decoding, 0.0))
 
@@ -140,5 +141,5 @@ class MeasuredDevice:
 
 
 def measured(device: Device, costs: Costs, page_size: int, report: Callable[[Speeds], None]) -> Device:
-    """Return the device in a MeasuredDevice, which passes every other call on."""
+    """Return the device in a MeasuredDevice, which passes on all calls that it does not measure."""
     return cast(Device, MeasuredDevice(device, costs, page_size, report))

@@ -20,7 +20,7 @@ class Histogram:
     __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)  # counts[i]: above BOUNDS[i-1], at most BOUNDS[i]; the last: the rest
+        self.counts = [0] * (len(BOUNDS) + 1)  # counts[i]: above BOUNDS[i-1], up to BOUNDS[i]; the last: all longer
         self.total = 0.0  # the sum of all durations
 
     def observe(self, value: float) -> None:
@@ -32,12 +32,12 @@ class Timings:
     """Totals in seconds since the process began. They outlive a restart of the actors."""
 
     def __init__(self) -> None:
-        self.waits: defaultdict[str, Histogram] = defaultdict(Histogram)  # from send to delivery, by actor
-        self.busy: defaultdict[str, float] = defaultdict(float)  # in `receive` and `act`, by actor
+        self.waits: defaultdict[str, Histogram] = defaultdict(Histogram)  # times from send to delivery, by actor
+        self.busy: defaultdict[str, float] = defaultdict(float)  # time in `receive` and `act`, by actor
         self.overhead = Histogram()
-        """Idle time between two steps that have a row in common, so that the device had work and did not know it.
+        """Idle time of the device between two steps that share a row, which could have continued at once.
 
-        It includes the delay of the ring, and what the device copies between the steps.
+        It includes the delay of the ring, and copies that the device makes between the steps.
         """
         self.device_busy = 0.0  # in steps
         self.steps = 0
@@ -53,14 +53,14 @@ class TimedDevice:
         self._timings = timings
         self._clock = clock
         self._on_event = on_event
-        self._rows: set[int] = set()  # of the last step that was launched
+        self._rows: set[int] = set()  # the rows of the step that was launched last
         self._ended = 0.0  # when the last step ended
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
     def open_row(self, row: int, *more: Any) -> None:
-        """Open a row. It is another request's now, whose wait in the queue is not the device's idle time."""
+        """Open a row for a new request. The time since the row's last step then does not count as idle time."""
         self._rows.discard(row)
         self._device.open_row(row, *more)
 
@@ -72,7 +72,7 @@ class TimedDevice:
     def _done(self, work: Work, rows: int, follows: bool, seconds: float) -> None:
         """Count a step that is over. Called on the thread that collects it.
 
-        follows: whether it has a row in common with the step launched before it.
+        follows: whether the step has a row in common with the step launched before it.
         """
         ended, timings = self._clock(), self._timings
         began = ended - seconds
@@ -88,10 +88,10 @@ class TimedDevice:
 
 @dataclass(frozen=True, slots=True)
 class ObservedPending(Generic[Report]):
-    """A Pending that reports its duration."""
+    """A Pending that calls `on_done` with its duration."""
 
     pending: Pending[Report]
-    on_done: Callable[[float], None]  # called when it is collected, with the seconds that the device took
+    on_done: Callable[[float], None]  # called when the Pending is collected, with the seconds that the device took
 
     def passed(self) -> bool:
         return self.pending.passed()
@@ -105,5 +105,5 @@ class ObservedPending(Generic[Report]):
 def timed(
     device: Device, timings: Timings, clock: Callable[[], float], on_event: Callable[[Event], None] | None
 ) -> Device:
-    """Return the device in a TimedDevice, which passes every other call on."""
+    """Return the device in a TimedDevice, which passes on all calls that it does not time."""
     return cast(Device, TimedDevice(device, timings, clock, on_event))

@@ -42,7 +42,7 @@ class Traces:
     """The traces of all open requests and grants.
 
     A message that names a request or a grant belongs to its trace. A message that names neither inherits `current`, the
-    trace of the message being received. While an actor acts, `current` is empty: batches have no trace.
+    trace of the message being received. While an actor acts, `current` is empty: what it sends from `act` has no trace.
 
     queued: returns the trace of a request whose Acquire is being sent, given its grant id.
     """

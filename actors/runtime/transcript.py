@@ -1,4 +1,4 @@
-"""The events of a ring as lines for people: each message as it is delivered, and where slots are after it."""
+"""The events of a ring as lines for people: each message as it is delivered, and the slots that it moves."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,8 +10,8 @@ INDENT = " " * 8
 def transcript(events: Iterable[Event]) -> Iterator[str]:
     """Yield a line for each delivered message and for each actor's turn that moved a slot.
 
-    Below it stand the moves of slots that it caused, each on a line of its own: those of its arrival first, then those
-    of what the receiver sent while it handled the message.
+    Each such line is followed by an indented line for each move of a slot that it caused: first the moves of its
+    arrival, then the moves in messages that the receiver sent.
     """
     moves = list[MoveEvent]()
     for event in events:

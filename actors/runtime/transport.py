@@ -1,4 +1,4 @@
-"""The transport of leases inside messages: `depart` ends the sender's handle, `arrive` gives the receiver a new one.
+"""The transport of leases inside messages: `depart` replaces the sender's handle, `arrive` names the new holder.
 
 The types of a message's fields say where its leases are (actors/messages.py); nothing else does.
 """
@@ -16,11 +16,11 @@ from baton.actors.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class LeaseField:
-    """A field of a message that holds leases: one, a list of them, or a list of Structs that hold some."""
+    """A field of a message that holds leases: one lease, a list of leases, or a list of Structs that hold leases."""
 
     name: str
-    listed: bool  # it is a list
-    inner: "tuple[LeaseField, ...]" = ()  # of a list of Structs: their fields that hold leases
+    listed: bool  # the field is a list
+    inner: "tuple[LeaseField, ...]" = ()  # for a list of Structs: their fields that hold leases
 
 
 def lease_fields(kind: type[Struct]) -> tuple[LeaseField, ...]:
@@ -49,7 +49,7 @@ LEASE_FIELDS: dict[type, tuple[LeaseField, ...]] = {kind: lease_fields(kind) for
 
 
 def depart(message: Message, sender: str, receiver: str, ledger: Ledger) -> None:
-    """Replace each lease in `message` by one in transit.
+    """Replace each lease in `message` by a new handle, whose slot is in transit.
 
     All leases are checked first, so a send that is refused moves nothing.
     """

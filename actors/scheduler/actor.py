@@ -55,12 +55,12 @@ from baton.actors.tokens import count
 
 @dataclass
 class Scheduler:
-    """The scheduler actor. `plan` decides what to do; this class keeps the state that it decides from, and does it."""
+    """The scheduler actor. It keeps the state from which `plan` decides, and carries out the plans."""
 
     send: Send
     limits: Limits
     positions: Callable[[Request, int | None], dict[int, Kind]] = checkpoint_positions
-    """Returns the positions of a prompt that are worth a checkpoint, given Granted.branch."""
+    """Returns the positions to checkpoint in a prompt, each with its kind. The int is Granted.branch."""
     counters: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -71,10 +71,10 @@ class Scheduler:
         self._new_pages: dict[int, list[int]] = {}  # pages that the next Step hands to forward, by grant
         self._arrivals = 0  # requests accepted
         self._grants = 0  # grant ids given out
-        self._served = 0  # times that any row advanced
+        self._served = 0  # how many times rows have advanced
         self._draining = self._drained = False
-        self._same_id_waiting: dict[str, Request] = {}  # submitted again while the first one is not over
-        self._pauses: list[Pause] = []  # not answered yet
+        self._same_id_waiting: dict[str, Request] = {}  # requests that wait until an older one with their id is over
+        self._pauses: list[Pause] = []  # the pauses that are not answered yet
 
     def receive(self, message: Message) -> None:
         match message:
@@ -123,7 +123,7 @@ class Scheduler:
                 self.state.speeds = message
             case Continue():
                 self.state.paused = None
-                self._answer_pauses()  # now, because another pause may begin before `act`
+                self._answer_pauses()  # answer now: another pause may begin before `act`
             case Drain():
                 self._draining = True
             case _:
@@ -146,7 +146,7 @@ class Scheduler:
     def _submit(self, submit: Submit) -> None:
         """Queue a new request, or refuse it.
 
-        Its id may have been answered a moment ago, while its old row still exists: then it waits until that is over.
+        Its id may belong to an older request that is answered but not over. The new request then waits for that Over.
         """
         request = submit.request
         if self._draining:
@@ -173,7 +173,7 @@ class Scheduler:
             self._end(record, "timeout" if record.ended_by == "timeout" else "aborted", "the request was aborted")
 
     def _abort(self, request: str, reason: EndReason) -> None:
-        """End a request, whether it runs or waits. An unknown one was answered before the client gave up."""
+        """End a request, whether it runs or waits. An unknown request has been answered already."""
         record = self._records.get(request)
         if self._same_id_waiting.pop(request, None) is not None:
             self.send("api", Ended(request, reason, "the request was aborted"))
@@ -193,7 +193,7 @@ class Scheduler:
             self._cancel(record.grant)
 
     def _end(self, record: OpenRequest, reason: EndReason, message: str) -> None:
-        """Answer a queued request: through results if it has run and may have output, else through the api."""
+        """End a queued request: send Ended to results if the request has run and may have output, else to the api."""
         to_results = record.predecessor is not None
         self.send("results" if to_results else "api", Ended(record.request.id, reason, message))
         record.ended = True
@@ -259,7 +259,7 @@ class Scheduler:
         self._end(record, "too_large", refused.message)
 
     def _spare(self, spare: Spare) -> None:
-        """Give a row its checkpoint slots. Positions that were denied one are not saved; a retired row needs none."""
+        """Give a row its checkpoint slots. Denied positions are not saved. The slots of a retired row are freed."""
         self._wants.discard(spare.grant)
         row = self.state.rows.get(spare.grant)
         if row is None:
@@ -273,9 +273,9 @@ class Scheduler:
                 self.counters["checkpoints_skipped"] += 1
 
     def _mark(self, grant: int, position: int) -> None:
-        """Save the row's state at this position for others, or say that it cannot be saved."""
+        """Plan to save the row's state at this position for other requests; answer Passed if that is impossible."""
         row = self.state.rows.get(grant)
-        # Needs no answer: the state is on its way, or the account closes soon, and the cache waits no longer than that.
+        # No answer is needed: the state is being saved, or the account closes soon, which ends the wait in the cache.
         if row is None or position in row.saved:
             return
         if row.position >= position or not self._keeps_checkpoints:
@@ -297,7 +297,7 @@ class Scheduler:
     # Carrying out a plan
 
     def _carry_out(self, commands: Plan) -> bool:
-        """Carry out a plan. Return whether a step was sent and there may be another in flight."""
+        """Carry out a plan. Return whether a step was sent and another one may follow at once."""
         for grant in commands.cancel:
             self.state.acquiring[grant].grant = None
             self._cancel(grant)
@@ -327,7 +327,7 @@ class Scheduler:
         self.state.acquiring[record.grant] = record
         request = record.request
         limit = count(request.tokens) - 1  # at least one token must be fed to draw the next
-        # The logits of the token before are needed to report a prompt token's log probability.
+        # A prompt token's log probability follows from the logits of the token before it, which must therefore be fed.
         if request.prompt_logprobs_from is not None and count(request.tokens) == request.prompt_len:
             limit = min(limit, max(request.prompt_logprobs_from - 1, 0))
         predecessor = record.predecessor if record.predecessor is not None else self._predecessor(request)
@@ -348,7 +348,7 @@ class Scheduler:
         )
 
     def _predecessor(self, request: Request) -> int | None:
-        """Return a retired grant whose final state this request resumes from, if that has not reached the tree yet.
+        """Return a retired grant whose final state this request resumes from, if the state is not in the tree yet.
 
         A client that sends its next turn at once may be faster than the donation.
         """
@@ -410,9 +410,9 @@ class Scheduler:
             self._arrive(row, row.position - tokens)
 
     def _arrive(self, row: ScheduledRow, begin: int) -> None:
-        """Handle what follows from a row's new position, to which a step has brought it from `begin`.
+        """Handle a row's new position past its prompt. begin: the row's position before the step.
 
-        Its next output checkpoint becomes a target, and it is retired when it has used its budget.
+        The row's next output checkpoint becomes a target, and the row is retired when it has used its token budget.
         """
         if row.prefilling:
             return

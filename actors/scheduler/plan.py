@@ -10,17 +10,17 @@ from baton.actors.scheduler.queue import OpenRequest
 from baton.actors.scheduler.state import Limits, Plan, ScheduledRow, SchedulerState, StepPlan
 from baton.actors.scheduler.strategy import max_checkpoint_slots
 
-# A decoding row asks for its next page, or for a checkpoint slot, this many tokens before it needs it. In the meantime
-# the answer takes one round trip to the cache, while up to two steps are in flight.
+# A decoding row requests its next page, or a checkpoint slot, this many tokens in advance: the cache's answer takes a
+# round trip, during which up to two steps are in flight.
 PAGE_LEAD = 3
 SLOT_LEAD = 8
-# Prompts get at least this many tokens in a mixed step, even if there is no time for them.
+# Prompts get at least this many tokens in a mixed step, even if its time budget allows fewer.
 LEAST_CHUNK = 16
 # One step in 16 may use twice LEAST_CHUNK, so that the speed estimate sees more than one step size.
 PROBED = 16
 # Without --step-time a mixed step may take as long as this many steps without prompts.
 DECODE_STEPS = 4
-# The first of a prompt's message ends and this many of the last are worth a checkpoint.
+# A prompt gets a checkpoint at its first message end and at this many of its last message ends.
 NEWEST_ENDS = 4
 
 
@@ -37,13 +37,13 @@ def plan(state: SchedulerState) -> Plan:
         commands.retire = [(grant, "retracted") for grant in rows]
         return commands
     plan_retraction(state, commands)
-    after = {}  # the position after this step of each unsteady row that it moves, by grant
+    after = {}  # by grant: positions after this step, of those of its rows that are not steady
     if state.in_flight < state.limits.depth:
         commands.step = plan_step(state, {grant for grant, _ in commands.retire})
     if commands.step is not None:
         moves = list(unsteady_moves(state, commands.step))
         plan_checkpoints(commands.step, moves)
-        # Only a move that reaches the end of the prompt draws a token, and so needs the row's mask.
+        # A row draws a token, and so needs its mask, only if the step brings it to its prompt's end or further.
         commands.step.masks = [row.mask for row, _, end in moves if row.mask is not None and end >= row.length]
         after = {row.grant: end for row, _, end in moves}
     for row in state.rows.values():
@@ -55,7 +55,7 @@ def plan(state: SchedulerState) -> Plan:
 def plan_queue(state: SchedulerState, commands: Plan) -> None:
     """Acquire the first requests in the queue, as many as there are free rows; cancel the Acquires of all others.
 
-    None are acquired in a pause, or while a running row lacks a page: a new request would take the pages it needs.
+    Acquire nothing in a pause, or while a running row lacks a page: a new request would take the pages that it needs.
     """
     stopped = bool(state.starved or state.paused)
     room = 0 if stopped else max(state.limits.max_running - len(state.rows), 0)
@@ -69,18 +69,18 @@ def plan_queue(state: SchedulerState, commands: Plan) -> None:
 
 
 def plan_turns(state: SchedulerState, first: list[OpenRequest], next_one: OpenRequest, commands: Plan) -> None:
-    """Retract a row whose flow has at least two rows more than the flow of `next_one`, unless it is more urgent.
+    """Retract a row whose flow has at least two rows more than the flow of `next_one`, unless the row is more urgent.
 
-    next_one: the first request for which there is no row; `first` are those before it, which will get one.
+    next_one: the first waiting request that gets no free row. first: the requests before it, which get one each.
     """
-    # One at a time: a row that is on its way out will make room, so the comparison is done again when it is gone.
+    # Retract one row at a time: an account that is about to close frees a row, so compare again after that.
     if state.closing or state.cancelled:
         return
     flows = state.queue.rows
-    # The rows that its flow will have when the requests before it are admitted.
+    # How many rows the flow of next_one will have when the requests in `first` are admitted.
     turn = flows[next_one.flow] + sum(record.flow == next_one.flow for record in first)
     for row in reversed(state.rows.values()):
-        # After the swap the flow that gave way has no fewer rows than the other, so they do not swap back.
+        # After the swap the larger flow still has at least as many rows as the other, so they do not swap back.
         if flows[row.record.flow] - 1 > turn and row.record.request.priority >= next_one.request.priority:
             commands.retire.append((row.grant, "retracted"))
             return
@@ -95,23 +95,24 @@ def plan_retraction(state: SchedulerState, commands: Plan) -> None:
     if not state.starved or state.closing or state.cancelled:
         return
     rows = list(state.rows.values())
-    # A starved row that still fits the next token can wait.
+    # A starved row can wait while its pages have space for its next token.
     if not any(row.grant in state.starved and not row.fits(1) for row in rows):
         return
     if len(rows) > 1:
         commands.retire.append((rows[-1].grant, "retracted"))
-    elif not state.acquiring:  # An Acquire is cancelled first (plan_queue): its grant may hold pages.
+    elif not state.acquiring:  # plan_queue cancels open Acquires first: their grants may hold pages.
         commands.retire.append((rows[0].grant, "capacity"))
 
 
 def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
     """Plan a step for all rows that are not suspect, or for the first suspect row alone, in alternation.
 
-    A suspect row runs alone so that a step that fails again harms no other request. Rows whose state is still on its
-    way from host memory are left out. Return None if no row can run.
+    A row is suspect until it is past the position at which a step with it failed. It runs alone, so that another
+    failure harms no other request. Rows that still wait for their state from host memory are left out. Return None if
+    no row can run.
     """
     rows = [row for row in state.rows.values() if not row.filling and row.grant not in retiring]
-    # Steady rows are never suspect; asking them would cost more.
+    # Steady rows are never suspect, and this comparison is cheaper than `suspect`.
     together = [row for row in rows if row.position < row.steady_until or not row.suspect]
     alone = [row for row in rows if row.suspect][:1] if len(together) < len(rows) else []
     for group in (together, alone) if state.last_step_isolated else (alone, together):
@@ -129,8 +130,8 @@ def fill_step(limits: Limits, in_time: int, rows: list[ScheduledRow], isolated: 
 
     While prompts wait, a quarter of the tokens is reserved for them. If more rows can decode than fit, they take turns.
 
-    in_time: most prompt tokens if rows decode too, so that their inter-token latency stays low.
-    rows: the candidates; `isolated` says that it is one suspect row.
+    in_time: the most prompt tokens if rows decode in the step, so that inter-token latency stays low.
+    rows: the candidates. isolated: whether the only candidate is a suspect row.
     """
     # decode
     decodable = [
@@ -151,8 +152,8 @@ def fill_step(limits: Limits, in_time: int, rows: list[ScheduledRow], isolated: 
 def tokens_in_time(state: SchedulerState) -> int:
     """Return how many prompt tokens a mixed step has time for.
 
-    A mixed step has a fixed cost (`speeds.mixed`), which decoding rows pay even for a single prompt token. The tokens
-    may take at least as long as that: with fewer, prompts would wait longer and rows would gain little.
+    A mixed step has a fixed cost (`speeds.mixed`), which decoding rows pay even for a single prompt token. Prompt
+    tokens get at least as much time as that cost: with less, prompts would wait longer and rows would gain little.
     """
     limits, speeds = state.limits, state.speeds
     decode = speeds.decode
@@ -167,14 +168,14 @@ def tokens_in_time(state: SchedulerState) -> int:
 def share_out(limits: Limits, prompts: list[ScheduledRow], tokens: int) -> list[Chunk]:
     """Hand out prompt tokens in order, but reserve a quarter for the first prompt of every other flow.
 
-    So a long prompt does not keep a short one of another flow waiting.
+    This keeps a long prompt from delaying a short prompt of another flow.
     """
     firsts = {row.record.flow: row for row in reversed(prompts)}
     share = tokens // 4 // max(len(firsts) - 1, 1)
     reserved = {flow: min(row.feedable, share) for flow, row in firsts.items()}
     chunks, all_reserved = [], sum(reserved.values())
     for row in prompts:
-        # Its own reservation ends: whatever it does not use goes to the next prompts.
+        # End this row's reservation: tokens that it does not use go to the prompts after it.
         all_reserved -= reserved.pop(row.record.flow, 0)
         length = chunk_length(limits, row, tokens - all_reserved)
         if length > 0:
@@ -204,8 +205,8 @@ def prompt_share(limits: Limits) -> int:
 def chunk_length(limits: Limits, row: ScheduledRow, budget: int) -> int:
     """Return how many prompt tokens to feed, at most `budget`.
 
-    0 while a checkpoint on the way waits for its slot: the cache answers at once, and the position cannot be saved
-    once it is passed.
+    Return 0 while a checkpoint in the chunk waits for its slot. The cache answers at once, and a row that has passed
+    the position can no longer save it.
     """
     end = row.position + min(row.feedable, budget)
     if row.targets and (row.awaits_spares or row.refill):
@@ -216,7 +217,7 @@ def chunk_length(limits: Limits, row: ScheduledRow, budget: int) -> int:
 
 
 def unsteady_moves(state: SchedulerState, step: StepPlan) -> Iterator[tuple[ScheduledRow, int, int]]:
-    """Yield each row that the step moves and that is not steady, with its positions before and after the step."""
+    """Yield each row of the step that is not steady, with its positions before and after the step."""
     for chunk in step.chunks:
         row = state.rows[chunk.grant]
         yield row, row.position, row.position + chunk.tokens
@@ -227,7 +228,7 @@ def unsteady_moves(state: SchedulerState, step: StepPlan) -> Iterator[tuple[Sche
 
 
 def plan_checkpoints(step: StepPlan, moves: Iterable[tuple[ScheduledRow, int, int]]) -> None:
-    """Give each row's spare slots to the best-ranked positions that the step crosses; the others are missed.
+    """Give each row's spare slots to the best-ranked positions that the step crosses; the others go to `step.missed`.
 
     moves: rows with their positions before and after the step.
     """
@@ -243,33 +244,33 @@ def plan_row(limits: Limits, row: ScheduledRow, position: int, commands: Plan) -
 
     position: where the row stands after this plan's step.
     """
-    # Past `last` it needs no page: the final token is not fed.
+    # No page is needed past `row.last`: the final token is not fed.
     if row.capacity is not None and not row.extending and row.capacity < min(position + PAGE_LEAD, row.last):
         commands.extend.append(row.grant)
     soon = row.ranked(position, horizon(limits, row, position)) if row.targets else []
     most = max_checkpoint_slots(limits.strategy, limits.overlap, len(soon)) if soon else 0
     goal = max(min(len(soon), most), row.refill * limits.resident)
     if goal > len(row.spares) and not row.awaits_spares:
-        # The spare slots were requested for positions in `requested`, so request those that are not in it first.
-        # The sort is stable: otherwise the rank decides.
+        # The row's spare slots were requested for the positions in `requested`, so put other positions first.
+        # The sort is stable: within both groups the rank decides.
         soon.sort(key=row.requested.__contains__)
         missing = max(min(len(soon), goal) - len(row.spares), 0)
         checkpoints = [(position, row.targets[position]) for position in soon[:missing]]
-        # A strategy with resident slots requests them before it knows the positions: name the last possible one.
+        # A strategy with resident slots requests slots before positions are known: such a Want names `row.last`.
         checkpoints += [(row.last, Kind.CHECKPOINT)] * (goal - len(row.spares) - len(checkpoints))
         commands.want.append((row.grant, checkpoints))
 
 
 def horizon(limits: Limits, row: ScheduledRow, position: int) -> int:
-    """Return the position up to which slots are requested now: about as far as two steps may bring the row."""
+    """Return the position up to which to request checkpoint slots: about as far as two steps may bring the row."""
     return position + (2 * limits.step_tokens if position < row.length else SLOT_LEAD)
 
 
 def steady_until(limits: Limits, row: ScheduledRow) -> int:
-    """Return the position below which a row decodes in every step that has room for it, and needs nothing.
+    """Return the position below which a row is *steady*: it decodes in every step with room, and needs nothing else.
 
-    `plan` skips the row until then. Only its own steps can change this: the cache's answers come to rows that have
-    requested something, and a Mark concerns the prompt, which this row has passed. 0: the row needs attention now.
+    `plan` skips steady rows. Only a row's own steps can end this: the cache answers only rows that have requested
+    something, and a Mark concerns the prompt, which the row has passed. Return 0 if the row needs attention now.
     """
     if row.prefilling or row.suspect or row.constrained or (row.refill and limits.resident):
         return 0
@@ -284,9 +285,10 @@ def steady_until(limits: Limits, row: ScheduledRow) -> int:
 
 
 def checkpoint_positions(request: Request, branch: int | None) -> dict[int, Kind]:
-    """Return where to checkpoint a prompt, and what the states there will be.
+    """Return the positions at which to checkpoint a prompt, each with the kind of the state there.
 
-    Positions are those that its client asks for, the branch, where other requests part from it, and its own.
+    These are the positions that the client asks for, `branch`, where other requests diverge from the prompt, and
+    `own_positions`.
     """
     positions = own_positions(request) if request.keep != "never" else {}
     if branch is not None:
@@ -297,8 +299,8 @@ def checkpoint_positions(request: Request, branch: int | None) -> dict[int, Kind
 def own_positions(request: Request) -> dict[int, Kind]:
     """Return the positions that serve later requests which repeat or extend this prompt.
 
-    These are one token before its end, the end of its first message, which is often a shared system prompt, and the
-    newest message ends. Older ends were checkpointed when they were new.
+    These are one token before the prompt's end, the end of its first message, which is often a shared system prompt,
+    and the newest message ends. Older message ends were checkpointed when they were new.
     """
     ends = sorted(request.message_ends)
     positions = dict.fromkeys([*ends[:1], *ends[-NEWEST_ENDS:]], Kind.CHECKPOINT)

@@ -11,21 +11,21 @@ from baton.actors.requests import Request, RetireReason
 
 @dataclass(eq=False, slots=True)
 class OpenRequest:
-    """A request that has been accepted and is not over."""
+    """A request that has been accepted and has not got its final answer (Over or Ended)."""
 
     request: Request
-    arrival: int  # its number in the order of arrival, which it keeps when it is retracted
-    grant: int | None = None  # of its Acquire or its row, if it has one
-    predecessor: int | None = None  # the grant of its last row, once that is retired
-    admitted: bool = False  # it has a row, or had one and results has sent neither Requeue nor Over yet
-    suspect_until: int = 0  # a step failed at this position: up to here it runs in steps of its own
-    overtaken: int = 0  # how often its Acquires were overtaken in the cache: see Refused
-    ended_by: RetireReason | None = None  # it was aborted or timed out, while it had a row or before
-    ended: bool = False  # it was answered with Ended; if results answers the client, Over has not come yet
+    arrival: int  # the request's number in the order of arrival, which a retraction does not change
+    grant: int | None = None  # the grant of the open Acquire or of the row, if there is one
+    predecessor: int | None = None  # the grant of the request's last row, after that row is retired
+    admitted: bool = False  # the request has a row, or its row is retired and neither Requeue nor Over has come
+    suspect_until: int = 0  # a step failed at this position: up to it the request runs in steps of its own
+    overtaken: int = 0  # how often the request's Acquires were overtaken in the cache, as in Refused
+    ended_by: RetireReason | None = None  # aborted or timeout, if the request was ended early
+    ended: bool = False  # Ended has been sent; if it went to results, Over has not come yet
 
     @property
     def order(self) -> tuple[int, int]:
-        """Lower runs first: priority, then arrival."""
+        """The sort key (priority, arrival): lower runs first."""
         return self.request.priority, self.arrival
 
     @property
@@ -42,14 +42,14 @@ class Queue:
     """The requests that wait, in an order that is fair between flows (max-min fairness).
 
     A request's turn is the number of requests of its flow that have a row or wait ahead of it. The request with the
-    lowest (priority, turn, arrival) is next. So flows that want more rows than there are get the same number of rows,
-    however many requests each has sent, and no flow's first request waits for another flow's second.
+    lowest (priority, turn, arrival) is next. So flows that compete for rows get the same number of rows, however many
+    requests each has sent, and no flow's first request waits for another flow's second.
     """
 
     def __init__(self) -> None:
         self.rows: Counter[str] = Counter()  # how many rows each flow has
-        self._waiting: dict[str, list[OpenRequest]] = {}  # by flow, in order
-        self._heads: list[Entry] = []  # of the first request of each flow, sorted
+        self._waiting: dict[str, list[OpenRequest]] = {}  # by flow, each list in the order of (priority, arrival)
+        self._heads: list[Entry] = []  # the entry of each flow's first request, sorted
         self._length = 0
 
     def __len__(self) -> int:
@@ -108,7 +108,7 @@ class Queue:
         return priority, self.rows[flow] + place, arrival, flow, place
 
     def _take_head(self, flow: str) -> list[OpenRequest]:
-        """Remove a flow with its head entry, and return its requests, so that they can change; see `_put_head`."""
+        """Remove a flow and its head entry, and return its requests. Put them back with `_put_head`, changed or not."""
         waiting = self._waiting.pop(flow, [])
         if waiting:
             priority, arrival = waiting[0].order
@@ -116,7 +116,7 @@ class Queue:
         return waiting
 
     def _put_head(self, flow: str, waiting: list[OpenRequest]) -> None:
-        """Put a flow back, with a head entry that fits its requests and rows."""
+        """Put back a flow that `_take_head` removed, with a head entry for its present requests and rows."""
         if waiting:
             self._waiting[flow] = waiting
             insort(self._heads, self._entry(flow, 0))

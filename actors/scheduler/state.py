@@ -1,4 +1,4 @@
-"""The scheduler's state, from which `plan` decides, and the plan that comes out."""
+"""The scheduler's state, from which `plan` decides, and the Plan that `plan` returns."""
 
 from dataclasses import dataclass, field
 
@@ -21,10 +21,10 @@ class Limits:
     step_time: float = 0.0  # most seconds of a mixed step; 0: derived from the time of a step without prompts
     page_size: int = 0  # tokens of a KV page, 0 without attention
     min_saving: int = 16  # a checkpoint must save at least this many prompt tokens, unless the client asks for it
-    track_interval: int = 0  # checkpoint the output at multiples of this; 0: not at all
+    track_interval: int = 0  # checkpoint the output at multiples of this many tokens; 0: never
     depth: int = 2  # most unsettled steps: 2 with overlap, else 1
     strategy: Strategy = Strategy.JUST_IN_TIME
-    resident: int = field(init=False)  # checkpoint slots that a row keeps all the time, which the strategy says
+    resident: int = field(init=False)  # checkpoint slots that a row holds all the time, which follow from the strategy
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "resident", resident_slots(self.strategy, self.overlap))
@@ -36,26 +36,26 @@ class Limits:
 
 @dataclass(eq=False, slots=True)
 class ScheduledRow:
-    """An admitted request, as it will stand after all steps that have been sent."""
+    """An admitted request, with the values that it will have after all steps that have been sent."""
 
     record: OpenRequest
     grant: int
-    position: int  # tokens that its state has consumed
-    length: int  # tokens that it was admitted with: the prompt, and after a retraction also the output so far
+    position: int  # tokens that the state has consumed
+    length: int  # tokens that the request was admitted with: the prompt, and after a retraction also the output so far
     budget: int  # most tokens to sample in this admission
-    capacity: int | None  # positions that its pages cover; None without attention
-    targets: dict[int, Kind]  # positions ahead to checkpoint, and what the states there will be
-    requested: set[int] = field(default_factory=set)  # positions that a Want has asked a slot for
+    capacity: int | None  # positions that the row's pages cover; None without attention
+    targets: dict[int, Kind]  # positions ahead to checkpoint, each with the kind of the state there
+    requested: set[int] = field(default_factory=set)  # positions for which a Want has requested a slot
     marks: set[int] = field(default_factory=set)  # positions whose state other requests wait for
-    saved: set[int] = field(default_factory=set)  # positions that a step which was sent saves
-    spares: list[Lease] = field(default_factory=list)  # its unused checkpoint slots
+    saved: set[int] = field(default_factory=set)  # positions whose states are saved by a step that has been sent
+    spares: list[Lease] = field(default_factory=list)  # the row's unused checkpoint slots
     awaits_spares: bool = False  # a Want has not been answered yet
-    refill: bool = True  # ask for slots again, up to those that the strategy keeps
+    refill: bool = True  # request slots again, up to Limits.resident
     extending: bool = False  # an Extend has not been answered yet
-    filling: bool = False  # its state is still on its way from host memory
-    served: int = 0  # when it last advanced, on a count of all rows' advances
+    filling: bool = False  # the state is still on its way from host memory
+    served: int = 0  # when the row last advanced, counted in advances of all rows: lower is served first
     steady_until: int = 0  # see `steady_until` in plan.py; 0: not known
-    constrained: bool = False  # it has a grammar
+    constrained: bool = False  # the request has a grammar
     mask: RowMask | None = None  # the newest mask that results has sent
 
     @property
@@ -64,7 +64,7 @@ class ScheduledRow:
 
     @property
     def last(self) -> int:
-        """The largest position that its state can reach: the last token of the budget is not fed."""
+        """The largest position that the state can reach: the last token of the budget is not fed."""
         return self.length + self.budget - 1
 
     @property
@@ -74,14 +74,14 @@ class ScheduledRow:
 
     @property
     def may_draw(self) -> bool:
-        """Whether its next token may be drawn: with a grammar, only when the mask for that token has come."""
+        """Whether the row's next token may be drawn: with a grammar, only when the mask for that token has come."""
         return not self.constrained or (
             self.mask is not None and self.mask.position == max(self.length, self.position + 1)
         )
 
     @property
     def feedable(self) -> int:
-        """How many tokens of its prompt may be fed. The last one draws a token, so it may have to wait for a mask."""
+        """How many prompt tokens may be fed. The last one draws a token, so it may have to wait for a mask."""
         return self.length - self.position - (not self.may_draw)
 
     def ranked(self, begin: int, end: int) -> list[int]:
@@ -89,26 +89,26 @@ class ScheduledRow:
         return sorted((p for p in self.targets if begin < p <= end), key=lambda p: (self.targets[p], -p))
 
     def fits(self, tokens: int) -> bool:
-        """Return whether its pages cover this many more tokens."""
+        """Return whether the row's pages cover this many more tokens."""
         return self.capacity is None or self.position + tokens <= self.capacity
 
 
 @dataclass(slots=True)
 class SchedulerState:
-    """All that `plan` decides from. Dicts are keyed by grant."""
+    """The state from which `plan` decides. Dicts are keyed by grant."""
 
     limits: Limits
     queue: Queue = field(default_factory=Queue)  # requests without a row
     rows: dict[int, ScheduledRow] = field(default_factory=dict)  # in the order of (priority, arrival)
-    acquiring: dict[int, OpenRequest] = field(default_factory=dict)  # queued, with an Acquire that is not answered
-    closing: dict[int, OpenRequest] = field(default_factory=dict)  # retired, with an account that is still open
-    cancelled: dict[int, OpenRequest] = field(default_factory=dict)  # cancelled, but the cache may have granted it
-    starved: set[int] = field(default_factory=set)  # rows that the cache has no page for
+    acquiring: dict[int, OpenRequest] = field(default_factory=dict)  # queued requests whose Acquire is not answered yet
+    closing: dict[int, OpenRequest] = field(default_factory=dict)  # retired requests whose accounts are still open
+    cancelled: dict[int, OpenRequest] = field(default_factory=dict)  # whose Acquire is cancelled, but may be granted
+    starved: set[int] = field(default_factory=set)  # rows for which the cache has no page
     speeds: Speeds = field(default_factory=Speeds)
     steps: int = 0  # steps sent
     in_flight: int = 0  # steps sent and not settled
     last_step_isolated: bool = False  # the last step was for a suspect row alone
-    paused: PauseMode | None = None  # how, if it is
+    paused: PauseMode | None = None  # the mode of the pause; None: not paused
 
     def add(self, row: ScheduledRow) -> None:
         """Add a row, and keep rows in the order of (priority, arrival)."""
@@ -132,18 +132,18 @@ class StepPlan:
 
     chunks: list[Chunk]  # prompt tokens to feed
     decodes: list[int]  # rows that decode one token
-    sit_out: list[int]  # rows past their prompt that do not
+    sit_out: list[int]  # rows past their prompt that do not decode in this step
     checkpoints: list[tuple[int, int]]  # (grant, position) of states to save, for which there are slots
-    missed: list[tuple[int, int]]  # (grant, position) of states that would be saved, but for want of a slot
+    missed: list[tuple[int, int]]  # (grant, position) of states that are not saved, because a slot is missing
     isolated: bool  # the step is for a suspect row alone
-    masks: list[RowMask] = field(default_factory=list)  # of the rows that draw a token
+    masks: list[RowMask] = field(default_factory=list)  # the masks of the rows that draw a token in this step
 
 
 @dataclass(slots=True)
 class Plan:
     """The scheduler's next actions."""
 
-    acquire: list[OpenRequest] = field(default_factory=list)  # send an Acquire for each
+    acquire: list[OpenRequest] = field(default_factory=list)  # requests for which to send an Acquire
     cancel: list[int] = field(default_factory=list)  # grants whose Acquire to take back
     retire: list[tuple[int, RetireReason]] = field(default_factory=list)  # grants whose rows to retire
     want: list[tuple[int, list[tuple[int, Kind]]]] = field(default_factory=list)  # the fields of each Want

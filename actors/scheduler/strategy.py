@@ -7,12 +7,12 @@ MOST_AT_ONCE = 4
 
 
 class Strategy(StrEnum):
-    """When a running request requests checkpoint slots."""
+    """The rule by which a running request requests checkpoint slots."""
 
-    NO_BUFFER = "no_buffer"  # never: only the state at its end is kept
+    NO_BUFFER = "no_buffer"  # no slots: only the state at the end of a request is kept
     EXTRA_BUFFER = "extra_buffer"  # 2 slots (1 without overlap) at admission, and a new one when one has been used
-    EXTRA_BUFFER_LAZY = "extra_buffer_lazy"  # 1 in the same way, and a second when two positions come up
-    JUST_IN_TIME = "just_in_time"  # shortly before each position
+    EXTRA_BUFFER_LAZY = "extra_buffer_lazy"  # 1 at admission and after each use; 2 while two positions are close
+    JUST_IN_TIME = "just_in_time"  # one slot for each position, requested shortly before it
 
 
 def resident_slots(strategy: Strategy, overlap: bool) -> int:
@@ -27,7 +27,7 @@ def resident_slots(strategy: Strategy, overlap: bool) -> int:
 
 
 def max_checkpoint_slots(strategy: Strategy, overlap: bool, positions: int) -> int:
-    """Return how many checkpoint slots a request may hold when this many positions come up."""
+    """Return how many checkpoint slots a request may hold when it will soon pass this many positions to checkpoint."""
     match strategy:
         case Strategy.NO_BUFFER:
             return 0
@@ -40,5 +40,5 @@ def max_checkpoint_slots(strategy: Strategy, overlap: bool, positions: int) -> i
 
 
 def slots_per_request(strategy: Strategy, overlap: bool) -> int:
-    """Return how many slots a running request holds: that of its state, and its resident checkpoint slots."""
+    """Return how many slots a running request holds: the slot of its state, and its resident checkpoint slots."""
     return 1 + resident_slots(strategy, overlap)

@@ -1,4 +1,4 @@
-"""A whole ring around a small model, in this process, for tests that look inside."""
+"""A whole ring around a small model, in this process, for tests that inspect its actors."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -49,7 +49,7 @@ GREEDY = Sampling(temperature=0.0)
 
 @dataclass
 class Answer:
-    """All that came back for a request."""
+    """A request, and everything that the api received for it."""
 
     request: Request
     text: str = ""
@@ -80,7 +80,7 @@ class Letters:
 
 
 class Ring:
-    """The api's actor, with methods for tests."""
+    """The api's actor of a test ring, with methods that send messages and wait for answers."""
 
     def __init__(self, model: Model, pools: Pools) -> None:
         self.model, self.pools = model, pools
@@ -158,7 +158,7 @@ class Ring:
         return answer
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a message to the api at which `condition` is true."""
+        """Wait until `condition` is true; test it after each message to the api."""
         async with asyncio.timeout(60):
             while not condition():
                 self._heard.clear()
@@ -174,7 +174,7 @@ class Ring:
         self._send("cache", Unname(session))
 
     async def turn(self, session: str, prompt: list[int], max_tokens: int = 8) -> Answer:
-        """Run one turn of a session, and wait until it is saved."""
+        """Run one turn of a session, and wait until the cache has saved its state."""
         if session not in self.kept:
             self.name(session, [])
         answer = await self.ask(prompt, max_tokens, session=session)
@@ -215,7 +215,7 @@ async def running(
     cache: Callable[[Send, Ledger, PagePool], Cache] | None = None,
     **limits: object,
 ) -> AsyncIterator[Ring]:
-    """Run a ring; drain and audit it at the end. Raises what ended its run before that."""
+    """Run a ring, and drain and audit it at the end. Raises the error that ended the ring early, if there is one."""
     pages = pages if model.kv_specs() else 0
     pools = allocate(model, slots, pages, page_size, torch.device("cpu"))
     chosen = Limits(**{"page_size": page_size if pages else 0, **limits})

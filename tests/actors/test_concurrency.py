@@ -1,4 +1,4 @@
-"""The number of requests that run at once in the same memory, by state strategy."""
+"""The number of requests that run concurrently in the same memory, for each state strategy."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ class Figures:
 
 
 async def converse(ring: Ring, seed: int) -> None:
-    """Run conversations whose turns each continue the last one and its answer."""
+    """Run one conversation, each turn of which continues the history so far."""
     rng = random.Random(seed)
     history = [rng.randrange(VOCABULARY) for _ in range(60)]
     for _ in range(TURNS):

@@ -1,4 +1,4 @@
-"""Contained device errors: an error outside of a step fails the row, or the copy, that it was for, and no other."""
+"""Contained device errors: an error outside of a step fails only the row or the copy that the call was for."""
 
 import asyncio
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Lost(Exception):
 
 
 class FaultyDevice:
-    """A device that records its calls; those named in `faults` raise."""
+    """A device that records the steps it runs; the calls named in `faults` raise once each."""
 
     def __init__(self) -> None:
         self.faults: dict[str, Exception] = {}
@@ -164,7 +164,7 @@ def test_the_error_of_a_lost_device_is_raised(call: str) -> None:
 
 
 class FailsAt:
-    """A device whose n-th call of one kind raises."""
+    """A device whose call `call` raises the `at`-th time."""
 
     def __init__(self, device: Any, call: str, at: int) -> None:
         self._device, self._call, self._at = device, call, at

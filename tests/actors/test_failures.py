@@ -1,4 +1,4 @@
-"""Failures inside a running ring, and what clients see of them. Every token is checked against the oracle."""
+"""Failures inside a running ring, and what clients see of them. Tokens are compared with those of an oracle."""
 
 import asyncio
 import random
@@ -42,7 +42,7 @@ def hash_model(cls: type[HashModel] = HashModel, **more: Any) -> Any:
 
 
 def prompts(seed: int, count: int, longest: int = 60) -> list[list[int]]:
-    """Return prompts, some of which share a beginning."""
+    """Return random prompts, some of which share a prefix."""
     rng = random.Random(seed)
     stem = [rng.randrange(VOCABULARY) for _ in range(longest)]
     return [
@@ -52,7 +52,7 @@ def prompts(seed: int, count: int, longest: int = 60) -> list[list[int]]:
 
 
 async def check_all(answers: list[Answer], page_fold: bool = True) -> None:
-    """Check that each request is answered once, completely and correctly: tokens, text and log probabilities."""
+    """Check that each request ended exactly once with the right tokens, text and log probabilities."""
     for answer in answers:
         await asyncio.wait_for(answer.done.wait(), 60)
         assert (answer.end, answer.reason) == ("length", None)
@@ -67,10 +67,11 @@ def submit_all(ring: Ring, seed: int, count: int = 16) -> list[Answer]:
 
 
 class Faulty(HashModel):
-    """A model whose forward raises at some calls with several rows, so not when a failed row is replayed alone."""
+    """A model that raises in some steps of several rows. A failed row is replayed alone, so its replay succeeds."""
 
-    broken: tuple[int, ...] = ()  # the numbers of these calls, or the next ones that have several rows
-    late = False  # raise after states have changed, not before
+    # Numbers of the calls that raise. If such a call has only one row, the next call with several rows raises instead.
+    broken: tuple[int, ...] = ()
+    late = False  # raise after the states have changed, instead of before
     calls = failures = 0
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
@@ -102,7 +103,7 @@ def test_a_step_that_raises_is_replayed(late: bool, depth: int) -> None:
 
 
 class Allergic(HashModel):
-    """A model that raises whenever MARK is fed."""
+    """A model that raises whenever the token MARK is fed."""
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         if (batch.tokens == MARK).any():
@@ -125,7 +126,7 @@ def test_a_request_that_always_raises_fails_alone_and_names_the_cause() -> None:
 
 
 class Diverging(HashModel):
-    """A model that computes nothing finite for a row after MARK; other rows in the step are unaffected."""
+    """A model whose logits are NaN for a row that is fed MARK; other rows in the step are unaffected."""
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         hidden = super().forward(batch, pools)
@@ -154,7 +155,7 @@ def test_a_row_whose_logits_are_not_finite_fails_alone_and_its_state_is_not_kept
 @pytest.mark.parametrize("strategy", [Strategy.JUST_IN_TIME, Strategy.EXTRA_BUFFER])
 @pytest.mark.parametrize("at", [5, 40, 100])
 def test_no_state_is_kept_after_a_prompt_stops_being_finite(strategy: Strategy, at: int) -> None:
-    """The prompt takes many steps, and nothing is drawn after the first ones."""
+    """The prompt takes many steps, and only the last of them draws a token."""
     model = random_model({**MAMBA2, "tie_word_embeddings": False}, torch.float32, torch.device("cpu"), seed=1)
     assert isinstance(model, Decoder)
     model.backbone.embeddings.weight.detach()[MARK] = torch.nan
@@ -175,7 +176,7 @@ def test_no_state_is_kept_after_a_prompt_stops_being_finite(strategy: Strategy, 
 
 
 def break_actor(ring: Ring, address: Address, after: int) -> None:
-    """Let an actor of the current unit raise at its message number `after`."""
+    """Make an actor of the current unit raise when it receives its message number `after`."""
     actor, left = ring.relay.unit.actors[address], after
     receive: Callable[[Message], None] = actor.receive
 
@@ -311,7 +312,7 @@ def test_too_many_restarts_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_report_that_cannot_be_sent_causes_a_restart() -> None:
-    """Messages that the device's thread posts to the event loop are supervised too."""
+    """Errors in messages that the device's thread posts to the event loop are supervised too."""
 
     async def scenario() -> None:
         async with running(hash_model(), **TIGHT, restarts=1) as ring:
@@ -353,7 +354,7 @@ def test_an_api_that_raises_on_restarted_causes_another_restart() -> None:
 
 
 class LostDevice:
-    """A device that is lost at one call."""
+    """A device that reports itself as lost when `call` is made."""
 
     def __init__(self, device: TorchDevice, call: str) -> None:
         self._device, self._call = device, call

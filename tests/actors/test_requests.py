@@ -1,4 +1,4 @@
-"""Defaults of requests, and the request that is submitted again after a restart."""
+"""The defaults of requests, and how a request is submitted again after a restart."""
 
 from baton.actors.cache.below.limits import NO_TIERS
 from baton.actors.messages import Acquire, Requeue, Retired, Submit
@@ -9,7 +9,7 @@ PLAIN = Sampling()
 
 
 def test_the_defaults_draw_from_the_whole_distribution() -> None:
-    """Nothing changes the model's distribution, and only the number of tokens is limited."""
+    """By default no parameter changes the model's distribution, and only the number of tokens is limited."""
     assert (PLAIN.temperature, PLAIN.top_k, PLAIN.top_p, PLAIN.min_p) == (1.0, 0, 1.0, 0.0)
     assert (PLAIN.repetition_penalty, PLAIN.presence_penalty, PLAIN.frequency_penalty) == (1.0, 0.0, 0.0)
     assert (PLAIN.logit_bias, PLAIN.seed) == ({}, 0)

@@ -1,4 +1,4 @@
-"""The ring over small random models: tokens, log probabilities and states against a plain forward pass."""
+"""The ring with small random models: tokens, log probabilities and states equal those of a plain forward pass."""
 
 import asyncio
 import functools
@@ -105,7 +105,7 @@ def test_greedy_tokens_of_concurrent_prompts(family: str, depth: int) -> None:
 
 @pytest.mark.parametrize("family", [*MODELS, *(pytest.param(name, marks=pytest.mark.soak) for name in OTHERS)])
 def test_every_state_in_the_tree_is_that_of_its_path(family: str) -> None:
-    """Each cached state, after a workload of turns, branches and aborts, equals that of a run token by token."""
+    """Run turns, branches and aborts. Each cached state must equal the state of a token-by-token run over its path."""
     model = small(family)
 
     async def scenario() -> None:
@@ -134,7 +134,7 @@ def compare_state(ring: Ring, slot: int, tokens: list[int]) -> None:
 
 
 async def multi_turn(ring: Ring, conversations: int, turns: int) -> None:
-    """Run conversations with a shared beginning; one in five requests is aborted."""
+    """Run conversations that share a prefix; one in five requests is aborted."""
     rng = random.Random(5)
     shared = prompts(8, 1, 40)[0]
     histories = [shared + prompt for prompt in prompts(9, conversations, 40)]
@@ -153,7 +153,7 @@ async def multi_turn(ring: Ring, conversations: int, turns: int) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probabilities_with_and_without_cache_are_equal(family: str) -> None:
-    """KL between the log probabilities of turns served from the cache and of the same prompts cold, under 1e-6."""
+    """The KL divergence between log probabilities computed from cached states and from scratch is below 1e-6."""
     model = small(family)
 
     async def scenario() -> None:
@@ -186,7 +186,10 @@ def test_log_probabilities_with_and_without_cache_are_equal(family: str) -> None
 
 @pytest.mark.parametrize("family", MODELS)
 def test_branching(family: str) -> None:
-    """257 equal tokens and three suffixes of four chunks: the second request checkpoints the branch, at exactly 257."""
+    """Three prompts share 257 tokens.
+
+    The second request saves a checkpoint at the branch, and the third resumes there.
+    """
     rng = random.Random(2)
     shared = [rng.randrange(VOCABULARY) for _ in range(257)]
     suffixes = [[start, *(rng.randrange(VOCABULARY) for _ in range(63))] for start in (1, 2, 3)]
@@ -265,7 +268,7 @@ def test_penalties_biases_and_min_tokens() -> None:
 @pytest.mark.parametrize("codec_check", [False, True])
 @pytest.mark.parametrize("page_fold", [False, True])
 def test_the_hash_model_under_pressure(codec_check: bool, page_fold: bool) -> None:
-    """The pools are so small that states are evicted and rows retracted. Every token must be the oracle's."""
+    """The pools are so small that states are evicted and rows retracted. Every token must equal the oracle's."""
     model = HashModel(vocab_size=61, chunk_size=8, max_position=1024, page_fold=page_fold)
 
     async def scenario() -> None:
@@ -288,7 +291,7 @@ class SlowHash(HashModel):
 
 
 def test_a_next_turn_sent_at_once_resumes_from_the_last_turn_s_state() -> None:
-    """The client gets the last token before the state is in the tree, so its next turn may come first."""
+    """The client gets the last token before the state is in the tree, so the next turn may arrive before the state."""
     model = SlowHash(vocab_size=61, chunk_size=8, max_position=1024, page_fold=True)
 
     async def scenario() -> None:
@@ -296,7 +299,7 @@ def test_a_next_turn_sent_at_once_resumes_from_the_last_turn_s_state() -> None:
             history, length = [5, 6, 7], 0
             for _ in range(6):
                 answer = await ring.ask(list(history), stops=Stops(40, token_ids=tuple(range(0, 61, 2))))
-                # On a busy machine the step after the last token may not have begun.
+                # The state lacks the last token if no further step was in flight, as can happen on a busy machine.
                 assert length - 1 <= answer.cached <= length
                 history += answer.tokens
                 length = len(history)

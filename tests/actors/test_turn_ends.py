@@ -1,4 +1,4 @@
-"""The position of a session's state after a turn, by how the turn ended. The next turn resumes from there."""
+"""The position of a session's state after a turn, for each way a turn can end. The next turn resumes there."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ PROMPT = prompts(4, 1)[0]
 
 
 async def ended(ring: Ring, prompt: list[int], stops: Stops, abort_after: int | None = None) -> Answer:
-    """Run a turn, and wait until it is saved. abort_after: abort it after this many tokens."""
+    """Run a turn, and wait until its state is saved. abort_after: abort the turn after this many tokens."""
     answer = ring.submit(prompt, stops=stops, session=SESSION)
     if abort_after is not None:
         await ring.until(lambda: len(answer.tokens) >= abort_after)
@@ -44,11 +44,11 @@ def test_where_a_turn_leaves_its_state(way: str, depth: int) -> None:
             assert answer.end == {"abort": "abort", "length": "length", "nothing but fed": "length"}.get(way, "stop")
             position = ring.kept[SESSION][1]
             if way == "nothing but fed":
-                assert position == len(PROMPT)  # the one token that was drawn is not part of the session
+                assert position == len(PROMPT)  # the one drawn token was never fed: the state ends with the prompt
                 history = list(PROMPT)
             else:
                 history = PROMPT + answer.tokens
-                fed = way == "stop" and depth == 2  # a step that was in flight has fed the stop token too
+                fed = way == "stop" and depth == 2  # with two steps in flight, the second one feeds the stop token
                 assert position in {len(history) - 1, len(history) - (not fed)}
             following = await ring.turn(SESSION, [*history, 1, 2], 4)
             assert following.cached == position

@@ -8,7 +8,7 @@ from baton.kernels.runtime import cpp
 
 @pytest.fixture(autouse=True)
 def one_thread_and_no_native_code() -> Iterator[None]:
-    """Undo after each test what loading a model does to this process."""
+    """Uninstall native code and return to one thread after each test: loading a model changes both for this process."""
     yield
     cpp.uninstall()
     torch.set_num_threads(1)

@@ -61,7 +61,10 @@ AGENT = OutputFormats(HERMES, THINK)
 
 
 class FakeText:
-    """A text side whose tokens are bytes; 256 ends a text. Tool calls are in Hermes' format, reasoning in <think>."""
+    """A tokenizer and chat template whose tokens are bytes; token 256 ends a text.
+
+    Tool calls are in Hermes' format, reasoning is in <think>.
+    """
 
     has_chat_template = True
     added_tokens = frozenset({"</s>"})
@@ -73,7 +76,7 @@ class FakeText:
 
     def __init__(self) -> None:
         self.generation_defaults: dict[str, Any] = {}
-        # Many checkpoints have this integer of more than 64 bits.
+        # Many checkpoints have this model_max_length, an integer of more than 64 bits.
         self.tokenizer_info = {"tokenizer_class": "Bytes", "chat_template": "{{ é }}", "model_max_length": int(1e30)}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -128,15 +131,15 @@ def shown(message: Mapping[str, Any]) -> str:
 
 
 class FakeRing:
-    """The fake ring and what it is to do."""
+    """A ring without actors: it records the api's messages, and its attributes decide how it answers."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.sent: list[Message] = []  # all messages from the api, in order
         self.reply = "Hello, wörld."
-        self.held = False  # requests wait until `release`
+        self.held = False  # if true, requests wait until `release` is called
         self.cached = 0
         self.miss_reason: MissReason = ""
-        self.refusal: EndReason | None = None  # how every Submit ends
+        self.refusal: EndReason | None = None  # if set, every Submit ends at once for this reason
         self.failing = False
         self.pause = 0.0
         self.open: dict[str, Request] = {}
@@ -212,7 +215,7 @@ class FakeRing:
         task.add_done_callback(self._tasks.discard)
 
     async def _play(self, request: Request) -> None:
-        """Send the reply, one character per message. Its tokens are its bytes, and EOS ends it."""
+        """Send the reply, one character per message. The tokens are the character's bytes; EOS ends the reply."""
         hit = Hit(self.cached, miss_reason=self.miss_reason)
         first = Output(request.id, "", b"", request.prompt_len, 0, hit=hit)
         self.deliver(Delta([first]))
@@ -238,7 +241,7 @@ class FakeRing:
             if finish is not None:
                 return
 
-    # The figures of a relay
+    # Figures that a real relay reports
 
     def counters(self) -> dict[str, int]:
         return {"checkpoints_missed": 3, "generation_tokens": 7}
@@ -327,7 +330,7 @@ class Served:
             return response.status, await response.json()
 
     async def error(self, path: str, body: Any, **more: Any) -> tuple[int, dict[str, Any]]:
-        """Post, and return status and error object, which must have all four members."""
+        """Post a body that is refused; return the status and the error object, which must have all four fields."""
         status, answer = await self.post(path, body, **more)
         assert set(answer) == {"error"}, answer
         assert set(answer["error"]) == {"message", "type", "param", "code"}
@@ -371,7 +374,7 @@ async def read_events(response: ClientResponse) -> list[bytes]:
 
 
 def payloads(blocks: Sequence[bytes]) -> list[Any]:
-    """Return the JSON of each event before [DONE], without comments."""
+    """Return the JSON of each event before [DONE], and skip comments."""
     assert blocks[-1] == b"data: [DONE]"
     data = [block for block in blocks[:-1] if not block.startswith(b":")]
     assert all(block.startswith(b"data: ") and b"\n" not in block for block in data)

@@ -1,6 +1,6 @@
-"""`python -m tests.api.fake_server`: the real process around the fake ring. Its behaviour is the name of the model.
+"""`python -m tests.api.fake_server MODEL`: the real server process around the fake ring. MODEL names its behaviour.
 
-slow: the model takes for ever to load. broken: it cannot be loaded. dying: the ring fails at the first request.
+slow: the model takes for ever to load. broken: the model cannot be loaded. dying: the ring fails at the first request.
 pausing: an answer takes a second. held: requests are never answered.
 """
 

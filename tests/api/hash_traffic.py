@@ -33,10 +33,10 @@ class Traffic:
     """Random requests, many of which share a beginning."""
 
     def __init__(self, url: str, seed: int, requests: int, at_once: int = 64, **fates: int) -> None:
-        """fates: weights of what happens to a request.
+        """fates: for each thing that may happen to a request, its relative frequency.
 
-        finish: the answer is read whole. stream: it is read as events. leave: the client disconnects. abort: the
-        request is ended by its id.
+        finish: the client reads the whole answer. stream: the client reads the answer as events. leave: the client
+        disconnects. abort: the request is ended by its id.
         """
         self._url = url
         self._requests = requests
@@ -77,7 +77,7 @@ class Traffic:
         }
         try:
             response = await session.post("/generate", json=body)
-        # The server closed the port before it accepted the connection, or an idle connection before it read from it.
+        # The server closed its port before it accepted this connection, or closed it while it was idle.
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
             return "unreachable"
         async with response:

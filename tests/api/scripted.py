@@ -1,7 +1,7 @@
 """A model with scripted replies: its n-th answer in a chat is the n-th reply.
 
-Its state counts the answers that have begun, and the tokens of the current one. So a lost, stale or foreign state shows
-as a wrong answer.
+The model's state counts the answers that have begun, and the tokens of the current answer. So a lost, stale or foreign
+state shows as a wrong answer.
 """
 
 import json
@@ -19,7 +19,7 @@ from torch import Tensor
 from baton.models.batch import Batch, Pools, TensorSpec
 
 LOGIT = 100.0
-ANSWERS = 2**20  # a state is answers · ANSWERS + tokens of the header and reply so far
+ANSWERS = 2**20  # a state is (answers begun) · ANSWERS + (tokens so far of the current answer's header and reply)
 SPECIAL, PLAIN = ("<|im_start|>", "<|im_end|>", "<think>"), ("</think>", "<tool_call>", "</tool_call>")
 TEMPLATE = Path(__file__).parents[1] / "models" / "text" / "templates" / "hermes.jinja"
 
@@ -47,7 +47,7 @@ class ScriptedModel:
         return []
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        """Return the state after each token, int64 [T, 1]."""
+        """Return the state after each token: int64 [tokens, 1]."""
         slots, states, tokens = pools.state[0], list[int](), batch.tokens.tolist()
         if (prefill := batch.prefill) is not None:
             for segment, (start, slot) in enumerate(zip(prefill.starts, prefill.slots, strict=True)):

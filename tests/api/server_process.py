@@ -18,16 +18,16 @@ SERVE = ("baton.api.cli", "serve", "--port", "0", "--log-format", "json")
 
 
 def is_option(variable: str) -> bool:
-    """Whether a variable sets an option. BATON_CACHE does not: all servers of a test run share its folder."""
+    """Return whether a variable sets an option. BATON_CACHE does not: all servers of a test run share its folder."""
     return variable.startswith("BATON_") and variable != "BATON_CACHE"
 
 
 class ServerProcess:
-    """`with ServerProcess(...) as server:` waits for /ready, and at the end expects a clean exit after SIGTERM.
+    """A server process: `with ServerProcess(...) as server:` waits for /ready, and expects a clean exit after SIGTERM.
 
-    arguments: a module and its arguments. It must choose a free port and log as JSON.
+    arguments: a module and its arguments. The module must choose a free port and log as JSON.
     key: API key of the requests.
-    variables: environment variables, in place of this process's.
+    variables: environment variables that replace those of this process.
     folder: working folder of the process.
     """
 

@@ -1,4 +1,4 @@
-"""Agents on a real server with openai's client: chat and responses, streamed or not, and what is computed again."""
+"""Agents on a real server with openai's client: chat and responses, streamed or not, and which tokens are cached."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ def call(city: str) -> str:
 
 
 CITIES = ["Köln", "Rom", "Paris"]
-# For each city a call and then an answer, both with reasoning before them.
+# The scripted replies: for each city a call and then an answer, both after some reasoning.
 REPLIES = [
     text
     for city in CITIES
@@ -118,13 +118,13 @@ def test_an_agent_calls_and_answers(client: openai.OpenAI, stream: bool) -> None
 def test_a_result_resumes_after_the_call_and_a_question_after_the_last_message(
     client: openai.OpenAI, server: ServerProcess
 ) -> None:
-    """The template drops the reasoning before the last question."""
+    """The template drops reasoning before the last question, so a question resumes before the dropped reasoning."""
     messages, steps = converse(client, stream=False)
     questions = [end for end, message in enumerate(messages, 1) if message["role"] == "user"]
     ends = [tokens_of(server, messages[:end]) for end in questions]
     for turn, end in enumerate(ends):
         (_, prompt, cached), (_, longer, reused) = steps[2 * turn : 2 * turn + 2]
-        # Everything is cached up to the token that ended the call, which the model may not have read.
+        # All tokens before the call's last one are cached; the last one is cached only if the model has consumed it.
         history = prompt + length(REPLIES[2 * turn]) + 1
         assert history - 1 <= reused <= history < longer
         # At least everything up to the end of the previous question is cached.
@@ -137,14 +137,14 @@ def tokens_of(server: ServerProcess, messages: list[Any]) -> int:
 
 
 def length(reply: str) -> int:
-    """Return the length in tokens: tags are one token, other text is bytes."""
+    """Return the length of a reply in tokens: each tag is one token, other text is bytes."""
     for tag in TAGS:
         reply = reply.replace(tag, "\0")
     return len(reply.encode())
 
 
 def test_without_its_reasoning_an_agent_resumes_after_the_last_message(client: openai.OpenAI) -> None:
-    """Without the reasoning the prompt differs, but everything up to the question is cached."""
+    """Without the earlier reasoning the prompt differs, but everything up to the question is cached."""
     _, steps = converse(client, stream=False, keeps_reasoning=False)
     for (_, prompt, _), (_, longer, reused) in zip(steps[::2], steps[1::2], strict=True):
         assert prompt - len("<|im_start|>assistant\n") - 1 <= reused < longer
@@ -167,7 +167,7 @@ def over_a_websocket(client: openai.OpenAI, fields: dict[str, Any]) -> Any:
         return next(event.response for event in connection if event.type == "response.completed")
 
 
-@pytest.mark.filterwarnings("ignore:connect.. must be used:DeprecationWarning")  # openai's own use of websockets
+@pytest.mark.filterwarnings("ignore:connect.. must be used:DeprecationWarning")  # caused by openai's client
 @pytest.mark.parametrize("respond", [whole, streamed, over_a_websocket])
 @pytest.mark.parametrize("chained", [True, False], ids=["chained", "sent back"])
 def test_an_agent_of_responses(client: openai.OpenAI, respond: Callable[..., Any], chained: bool) -> None:
@@ -212,7 +212,7 @@ def test_a_session_continues_after_calls(client: openai.OpenAI, server: ServerPr
     new = [{"role": "tool", "tool_call_id": called["id"], "content": "rain"}]
     _, second = server.post(path, {"messages": new, "tools": [WEATHER]})
     assert second["message"]["content"] == "It rains in Köln."
-    # The prompt is the history followed by the result, token by token, except for the line break after an answer.
+    # The history is the exact beginning of the prompt; a line break after the answer and the tool's result follow it.
     assert second["start"] == second["history"] == first["position"]
 
 

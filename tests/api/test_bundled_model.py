@@ -1,4 +1,4 @@
-"""The bundled model through a server: the same tokens in a session, in its fork and cold, with overlap and without."""
+"""The bundled model in a server: the same tokens in a session, in its fork and uncached, with and without overlap."""
 
 import aiohttp
 import pytest

@@ -59,7 +59,7 @@ def test_a_conversation_that_outgrows_the_length_continues(client: openai.OpenAI
 
 
 def test_checkpoints_and_keep_from_the_official_client(client: openai.OpenAI) -> None:
-    """In chat: where the system prompt ends, wherever the messages do."""
+    """A checkpoint of a chat may lie within its system prompt: a chat that shares just those tokens resumes there."""
     system = says("system", "abcdefgh " * 12)
     hints = {"checkpoints": [40], "keep": "never"}
     client.chat.completions.create(

@@ -126,7 +126,7 @@ ASKED = "What is 12 plus 7?"
 
 
 def chat(server: ServerProcess, **fields: Any) -> tuple[str, Any]:
-    """Return text and stop_reason of an answer. Check that a stream says the same, with all log probabilities."""
+    """Return text and stop_reason of an answer; check that a stream has the same text, and all log probabilities."""
     body = {"messages": [{"role": "user", "content": ASKED}], "temperature": 0, "logprobs": True, **fields}
     status, answer = server.post("/v1/chat/completions", body)
     assert status == 200, answer

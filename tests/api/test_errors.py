@@ -182,7 +182,7 @@ async def test_a_packed_body(encoding: str, body: bytes, status: int, code: str 
 
 
 async def test_a_value_of_any_depth_is_refused() -> None:
-    """Some depths fit the parser, but not recursive functions that are called deeper in the stack."""
+    """Values nested at any depth get a 400, also where the parser accepts them but later recursive functions fail."""
     async with serving() as served:
         for depth in range(800, 1000):
             deep = "[" * depth + "]" * depth

@@ -108,7 +108,7 @@ async def test_why_a_prefix_was_not_reused(checkpoint: Path) -> None:
 
 
 async def test_the_debug_endpoints(checkpoint: Path) -> None:
-    roomy = [*FOUR, "--state-slots", "8", "--track-interval", "4"]  # room for all states
+    roomy = [*FOUR, "--state-slots", "8", "--track-interval", "4"]  # slots for all states
     with ServerProcess([*SERVE, str(checkpoint), *roomy]) as server:
         loop = asyncio.get_running_loop()
         body = generate([5] * 30, 150) | {"rid": "watched", "cache_salt": "tenant"}

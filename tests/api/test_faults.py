@@ -1,4 +1,4 @@
-"""Real servers with faults: clients notice a pause at most, or get an error that names the cause."""
+"""Real servers with faults: clients notice at most a pause, or get an error that names the cause."""
 
 import asyncio
 import json

@@ -18,7 +18,7 @@ ROUNDS = 25
 
 
 class Asker:
-    """A client that sends random texts, which the cache does not know. A letter is a token."""
+    """A client that sends random texts, which the cache cannot know. Each letter is one token."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -80,7 +80,7 @@ def test_a_group_computes_its_common_beginning_once() -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("max_tokens", [1, 16])
 def test_a_group_takes_hardly_longer_than_one(max_tokens: int) -> None:
-    """Measure one request and a group in turns. The extra time of decoding four rows is measured and allowed."""
+    """A group takes hardly longer than one request, except for the measured extra time of decoding four rows."""
 
     async def scenario(url: str) -> None:
         async with aiohttp.ClientSession(url) as session:

@@ -1,4 +1,4 @@
-"""Hints on states, on a real server: from where the next request resumes, and what it reports if it cannot."""
+"""Hints about states, on a real server: where the next request resumes, and what it reports if it cannot."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ def server(checkpoint: Path) -> Iterator[ServerProcess]:
 
 
 def prompts(first: int) -> tuple[list[int], list[int]]:
-    """Return two prompts that share COMMON tokens with each other only, and have 20 tokens of their own."""
+    """Return two prompts with the same COMMON first tokens, shared with no other prompt, and 20 different ones."""
     common = [first, *(token % 16 for token in range(COMMON - 1))]
     return [*common, *[16] * 20], [*common, *[17] * 20]
 
@@ -73,12 +73,12 @@ def test_a_request_with_keep_never_leaves_no_state(server: ServerProcess) -> Non
 
 
 def test_a_denied_checkpoint_is_reported(checkpoint: Path) -> None:
-    """With no_buffer no state is kept within a request."""
+    """The strategy no_buffer keeps no state within a request, so a requested checkpoint is denied."""
     with ServerProcess([*SERVE, str(checkpoint), *SIZES, "--state-strategy", "no_buffer"]) as server:
         first, second = prompts(20)
         ask(server, first, checkpoints=[COMMON])
         found = ask(server, second)
         assert (found["cached_tokens"], found["matched_tokens"], found["lost"]) == (0, COMMON, "denied")
-    # The log is complete once the server has ended: it writes a request's line after the answer.
+    # The log is complete only after the server's end: the line of a request is written after its answer.
     log = [line for line in server.log if line["event"] == "request" and line.get("lost")]
     assert [line["lost"] for line in log] == ["denied"]

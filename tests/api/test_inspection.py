@@ -171,7 +171,7 @@ def test_other_formats_of_weights_are_refused_not_missing(tmp_path: Path) -> Non
 
 
 def test_an_index_alone_lacks_its_weights(tmp_path: Path) -> None:
-    """`hf download --include "*.json"` leaves such a folder."""
+    """`hf download --include "*.json"` leaves such a folder: an index of the weights, without the weights."""
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(BUNDLED / name, tmp_path)
     index = tmp_path / "model.safetensors.index.json"

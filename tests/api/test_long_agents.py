@@ -1,4 +1,4 @@
-"""Forty steps of an agent with 20,000 tokens of tools and results: how many of them are computed again."""
+"""Forty steps of an agent with 20,000 tokens of tools and results: how many tokens are computed again."""
 
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ def replies() -> list[str]:
 @pytest.mark.soak
 @pytest.mark.parametrize("dropped", ["never", "by the client", "by the template"])
 def test_an_agent_of_forty_steps_computes_what_is_new(tmp_path: Path, dropped: str) -> None:
-    """A step computes the result and the beginning of an answer, and also the call if no state after it can be used.
+    """A step computes the new result and an answer's header, and also the last call if no state after it can be used.
 
-    The template drops reasoning before the last question. So at each question everything since the previous one is new.
+    If the template drops earlier reasoning, each question also computes everything since the previous question.
     """
     folder = make_checkpoint(tmp_path, replies())
     messages: list[Any] = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": "Go."}]

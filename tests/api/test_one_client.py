@@ -13,7 +13,7 @@ from tests.api.server_process import SERVE, ServerProcess
 
 pytestmark = pytest.mark.anyio
 USER = {"role": "user", "content": "a"}
-# Each of these once blocked all other clients for 0.5 to 24 s. On a quiet machine none now blocks for 0.15 s.
+# Each request in HOSTILE once blocked all other clients for 0.5 to 24 s. On a quiet machine none now blocks for 0.15 s.
 LONGEST_WAIT_S = 0.6
 HOSTILE: dict[str, tuple[str, dict[str, Any], int]] = {
     "a long prompt": ("/v1/completions", {"prompt": "a" * 4_000_000}, 400),
@@ -75,7 +75,7 @@ async def test_a_busy_key_does_not_keep_others_from_rows() -> None:
 
 
 async def waiting_behind_one_token(client: aiohttp.ClientSession) -> int:
-    """Get one token for this client, and return how many requests wait then."""
+    """Get one token for this client, and return how many requests still wait at that moment."""
     async with client.post("/v1/completions", json={"prompt": "b", "max_tokens": 1}) as answer:
         assert answer.status == 200
         await answer.read()
@@ -96,7 +96,7 @@ async def waiting(client: aiohttp.ClientSession) -> int:
 
 
 async def longest_wait(client: aiohttp.ClientSession, url: str) -> float:
-    """Poll until cancelled, and return the longest wait in seconds."""
+    """Poll the URL until cancelled, and return the longest wait in seconds."""
     longest = 0.0
     try:
         while True:

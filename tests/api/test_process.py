@@ -1,4 +1,4 @@
-"""The server's process around a fake ring: early port, drain, signals, exit codes, log."""
+"""The server's process around a fake ring: a port that answers during loading, drain, signals, exit codes, log."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""Reuse by stateless chats over HTTP, as a share of the reuse with slots for all states."""
+"""Tokens that stateless chats reuse over HTTP, as a share of those that they reuse with slots for all states."""
 
 import asyncio
 import random
@@ -17,13 +17,13 @@ SYSTEM = "You are a patient assistant who answers in few words, and who never fo
 
 @dataclass(frozen=True)
 class Load:
-    """Chats of five turns in 64 slots."""
+    """A load of chats with five turns each, on a server with 64 slots."""
 
     chats: int
-    least: float  # share of the tokens that would be reused without limits
+    least: float  # least reuse, as a share of the tokens reused without limits
     in_order: bool = True  # the chats take turns in a fixed order, not a random one
     system: str = ""
-    host: bool = False  # with host memory
+    host: bool = False  # the server keeps copies in host memory
 
 
 LOADS = [

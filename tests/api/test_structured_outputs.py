@@ -129,7 +129,7 @@ def test_an_answer_ends_where_the_grammar_allows_and_not_before_min_tokens(serve
 
 
 def test_log_probabilities_are_the_models_own(server: ServerProcess) -> None:
-    """They are computed before the mask, so the most probable token may be one that the grammar forbids."""
+    """Log probabilities are computed before the mask, so the grammar may forbid the most probable token."""
     [free] = chat(server, max_tokens=1, logprobs=True, top_logprobs=2)
     [held] = chat(server, guided_choice=["zz"], logprobs=True, top_logprobs=2)
     tops = [each["logprobs"]["content"][0]["top_logprobs"] for each in (free, held)]
@@ -162,7 +162,7 @@ HOSTILE: list[dict[str, Any]] = [
 
 
 def test_hostile_schemas_are_refused_without_blocking_others(server: ServerProcess, client: openai.OpenAI) -> None:
-    """One schema takes a second of CPU time to compile. The event loop answers meanwhile, even on a slow machine."""
+    """While a hostile schema compiles for a second of CPU time, the event loop answers, even on a slow machine."""
 
     def attack() -> list[tuple[int, float, float]]:
         return [refused(schema) for schema in HOSTILE]
@@ -213,7 +213,7 @@ def test_hundreds_of_schemas_hold(server: ServerProcess, temperature: float, see
 
 
 def holds(server: ServerProcess, seed: int, temperature: float) -> bool:
-    """Check that the answer validates. Return False if it was cut at the token limit."""
+    """Check that the answer follows its schema. Return False if the answer was cut off at the token limit."""
     schema = random_schema(random.Random(seed))
     format = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}
     [answer] = chat(server, response_format=format, temperature=temperature, seed=seed, max_tokens=400)

@@ -1,4 +1,4 @@
-"""A whole server on Triton's kernels, in their interpreter: the same tokens as from the server that users run here."""
+"""A whole server on Triton's kernels, in their interpreter: the same tokens as from a default server here."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tell(checkpoint: Path, **variables: str) -> list[tuple[list[int], int]]:
-    """Return answers and cached tokens: cold, repeated, two turns of a session, and a fork of it."""
+    """Return (answer, cached tokens) of a prompt, its repetition, two turns of a session, and a fork of the session."""
     arguments = (*SERVE, str(checkpoint), "--max-running", "4", "--max-model-len", "256", "--memory", "64M")
     with ServerProcess(arguments, variables=variables, patience_s=300) as server:
 

@@ -1,4 +1,4 @@
-"""The steps from options to a ring, and messages for what cannot be served."""
+"""The steps from options to a ring, and error messages for what cannot be served."""
 
 import asyncio
 import json
@@ -93,7 +93,7 @@ def test_the_longest_sequence() -> None:
 
 
 def test_states_are_distinguished_by_the_dtype_of_their_weights(tmp_path: Path) -> None:
-    """Mamba-2's states are float32 under any --dtype, so their shapes and dtypes do not show it."""
+    """Mamba-2's states are float32 under any --dtype, so the dtype of the weights must be part of their fingerprint."""
     (tmp_path / "config.json").write_text(json.dumps({**MAMBA2, "dtype": "bfloat16"}))
 
     def name(dtype: Literal["auto", "float32", "bfloat16"]) -> str:

@@ -20,7 +20,8 @@ FLAGS = (
 )
 
 
-# Both fixtures end with the package: playwright's event loop must be gone before other tests run theirs in the thread.
+# Package scope ends both fixtures with this package: tests of other packages run event loops of their own, and could
+# not while playwright's loop is running in the same thread.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
@@ -39,7 +40,7 @@ def started(browser: Browser) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def server(started: ServerProcess) -> ServerProcess:
-    """Return the server without chats or states of earlier tests."""
+    """Return the running server, without the chats and states of earlier tests."""
     for session in started.get("/v1/sessions")["data"]:
         delete(started, session["id"])
     started.post("/flush_cache", {})
@@ -61,7 +62,7 @@ def new_tab(browser: Browser) -> Iterator[Callable[..., Tab]]:
 
 @pytest.fixture
 def tab(new_tab: Callable[..., Tab], server: ServerProcess) -> Iterator[Tab]:
-    """Return a new tab; check at the end that it logged no error and made requests to its server only."""
+    """Yield a new tab. Check at the end that it logged no error and made requests only to its server."""
     tab = new_tab(server).open()
     yield tab
     assert tab.errors == []

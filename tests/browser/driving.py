@@ -10,7 +10,7 @@ from tests.api.server_process import ServerProcess
 
 PATIENCE_MS = 20_000
 PROSE = re.compile(r".{20}", re.DOTALL)
-# Makes the answer to a message with "at length" go on until it is stopped.
+# Makes the answer to any message that contains "at length" continue until it is stopped.
 AT_LENGTH = """
 const send = WebSocket.prototype.send;
 WebSocket.prototype.send = function (text) {
@@ -19,7 +19,7 @@ WebSocket.prototype.send = function (text) {
   send.call(this, JSON.stringify(long ? { ...event, ignore_eos: true, max_output_tokens: 6000 } : event));
 };
 """
-# Records every length that the text of the running answer has had.
+# Records the length of the running answer's text each time it changes.
 WATCH = """
 window.lengths = [];
 new MutationObserver(() => {
@@ -35,7 +35,7 @@ def delete(server: ServerProcess, session: str) -> None:
 
 
 class Tab:
-    """One tab. `errors` are the console's errors and warnings; `requests` are the URLs of all requests."""
+    """A tab of the browser. `errors`: the console's errors and warnings; `requests`: the URLs of all requests."""
 
     def __init__(self, browser: Browser, server: ServerProcess, **options: object) -> None:
         options = {"viewport": {"width": 1200, "height": 800}, **options}
@@ -90,7 +90,7 @@ class Tab:
         return self.answers()
 
     def begin_long(self, text: str = "Tell me at length.") -> None:
-        """Send a message with a long answer, and wait for the beginning of it."""
+        """Send a message with a long answer, and wait until the answer begins."""
         self.say(text)
         expect(self.writing).to_have_text(PROSE, timeout=PATIENCE_MS)
 
@@ -98,7 +98,7 @@ class Tab:
         return self.page.locator("article[data-turn] .answer .words").all_text_contents()
 
     def stored(self) -> dict[str, object]:
-        """Return the chat's session as the server has it."""
+        """Return the chat's session as the server stores it."""
         info: dict[str, object] = self.server.get(f"/v1/sessions/{self.session}")
         return info
 

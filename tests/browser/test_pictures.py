@@ -1,8 +1,8 @@
-"""Pictures of the page: the same after a reload, and the same as those in a folder.
+"""Pictures of the page: the same after a reload as before, and the same as those in a folder.
 
     BATON_PICTURES=DIR scripts/test tests/browser/test_pictures.py
 
-takes the pictures that DIR lacks, and compares the others. Run it before and after a change of the page.
+takes the pictures that DIR lacks, and compares all others with DIR. Run it before and after a change of the page.
 """
 
 import os
@@ -25,7 +25,7 @@ FOLDER = os.environ.get("BATON_PICTURES")
 SLOT_POLL_MS = 1100
 # Chromium draws the dashes around the slots a little differently from run to run.
 MAX_DIFFERING_PIXELS = 400
-# Times differ each time.
+# Hide the durations and speeds below an answer, which differ from run to run.
 HIDE_TIMES = """
 for (const time of document.querySelectorAll(".figures > span:nth-child(n + 3)")) time.style.display = "none";
 """
@@ -68,7 +68,7 @@ def test_the_same_pictures(
 
 
 def scenes(tab: Tab, size: str) -> Iterator[str]:
-    """Bring the page to each scene, and yield its name. The chat comes twice, the second time after a reload."""
+    """Show each scene in the page, and yield its name. "chat" is yielded before and after a reload."""
     yield "welcome"
     tab.talk("My name is Clara.", "What is my name?", "What is 7 plus 5?")
     if size == "desktop":
@@ -94,7 +94,7 @@ def scenes(tab: Tab, size: str) -> Iterator[str]:
 
 
 def take(page: Page) -> bytes:
-    """Take a picture after the next poll of the slots, with nothing pointed at or focused."""
+    """Take a picture after the next poll of the slots, with no element hovered or focused."""
     page.mouse.move(0, 0)
     page.wait_for_timeout(SLOT_POLL_MS)
     page.evaluate("document.querySelector('#text').blur()")

@@ -10,10 +10,11 @@ from tests.api.server_process import ServerProcess
 from tests.browser.driving import Tab
 
 PHONE = {"viewport": {"width": 360, "height": 640}, "has_touch": True, "is_mobile": True}
-# Wider than the phone's screen, and a name that the model can repeat.
+# A name that is wider than the phone's screen, and that the model can repeat.
 LONG_WORD = "Bergenkrakovalenciamarsellebristolhiroshimajakartamelbourne"
 ENOUGH_CONTRAST = 4.5
-# The contrast of every text to its background, lowest first. A canvas converts all colours to plain RGB.
+# Returns [contrast to the background, text] for every text, lowest contrast first.
+# A canvas converts all colours to plain RGB.
 CONTRASTS = """
 () => {
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
@@ -52,11 +53,11 @@ def focused(page: Page) -> str:
 
 
 def tab_to(page: Page, name: str, key: str = "Tab") -> None:
-    """Press Tab until the element of this name has the focus; check that the focus is visible at every stop."""
+    """Press Tab until the element called `name` has the focus; check that the focus is visible at every stop."""
     for _ in range(40):
         page.keyboard.press(key)
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none" or page.evaluate(
-            "document.activeElement.id === 'text'"  # Its surrounding box has the outline.
+            "document.activeElement.id === 'text'"  # The box around the text field has its outline.
         )
         if focused(page) == name:
             return
@@ -157,7 +158,7 @@ def test_on_a_phone(new_tab: Callable[..., Tab], server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark(new_tab: Callable[..., Tab], server: ServerProcess, scheme: str, tmp_path: Path) -> None:
-    # Reduced motion, because a slot in a colour transition has neither colour.
+    # Use reduced motion: during a colour transition, a slot would have neither its old nor its new colour.
     tab = new_tab(server, color_scheme=scheme, device_scale_factor=1, reduced_motion="reduce").open()
     assert tab.page.evaluate(CONTRASTS)[0][0] >= ENOUGH_CONTRAST
     tab.talk("My name is Clara.", "What is my name?")

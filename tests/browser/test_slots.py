@@ -1,10 +1,10 @@
-"""The map of the slots: live, complete, with this chat's slots marked."""
+"""The map of the slots: it is live, shows every slot, and marks the slots of this chat."""
 
 from playwright.sync_api import expect
 
 from tests.browser.driving import PATIENCE_MS, Tab
 
-# Every turn has a marked slot. Its state may not have consumed the turn's last token.
+# Whether each turn has a marked slot. The slot's state may lack the last token of the turn.
 ALL_MARKED = """
 (positions) => {
   const marked = [...document.querySelectorAll(".slot[data-place=cached].mine")].map((cell) => cell.entry.position);

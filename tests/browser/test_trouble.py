@@ -1,4 +1,4 @@
-"""Errors in the page: they are shown in place, recovered from if possible, and no typed text is lost."""
+"""Errors in the page: they are shown where they happen, the page recovers if it can, and no typed text is lost."""
 
 import re
 import socket

@@ -26,7 +26,7 @@ def test_an_answer_streams(tab: Tab) -> None:
 def test_a_turn_resumes_from_the_state(tab: Tab) -> None:
     assert tab.talk("My name is Clara.", "What is my name?") == ["Nice to meet you, Clara!", "Your name is Clara."]
     first, second = tab.stored()["turns"]  # type: ignore[misc]
-    # The state has consumed the last token only if another step was in flight when that was drawn.
+    # The state lacks the turn's last token unless another step was in flight when that token was drawn.
     assert second["cached_tokens"] in (first["position"], first["position"] - 1)
     read = first["position"] + second["input_tokens"] - second["cached_tokens"]
     figures = tab.turns.nth(1).locator(".figures")

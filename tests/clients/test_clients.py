@@ -1,6 +1,6 @@
 """Clients of other projects against a real server: each calls a tool and gets its answer, streamed and not.
 
-They run in a virtual environment of their own, made by scripts/clients.
+The clients run in a virtual environment of their own, made by scripts/clients.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Triton kernels on a GPU equal their references, also in a graph, and a row's result does not depend on the others."""
+"""Triton kernels on a GPU equal their references, also in a CUDA graph, and rows do not affect each other's results."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_each_is_the_same_bits_in_a_graph(name: str) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 17, 60])
 def test_a_decoding_row_is_the_same_bits_in_any_batch(rows: int) -> None:
-    """That a cached state continues exactly as a recomputed one relies on this."""
+    """A cached state can continue exactly as a recomputed one only because a row has the same bits in any batch."""
     draw = Draw(CUDA, BF16)
     mixed = mamba2.decode(draw, Mixer(), 64)
     projected, conv, pool, slots, positions, *constants = mixed.inputs

@@ -1,4 +1,4 @@
-"""Many concurrent requests to a running server, with a well-behaved client (the canary) that must notice nothing."""
+"""Many concurrent requests to a running server, and a well-behaved client (the canary) that must not be affected."""
 
 import asyncio
 import itertools
@@ -21,21 +21,21 @@ from tests.fuzz.server import PATIENCE_S, RunningServer, serving
 from tests.fuzz.shapes import SESSIONS, VOCAB
 
 AT_ONCE = 8
-HOME_S = 15.0  # how long the server may take to finish what was begun
+HOME_S = 15.0  # how long the server may take to finish all open work after the last request
 CANARY_PROMPTS = ([1, 2, 3], [250, 7] * 10, [9])
 CANARY_TOKENS = 10
 CANARY_PAUSE_S = 0.02
-MOST_SHRINKS = 60  # bodies that are tried to make a failing request smaller
+MOST_SHRINKS = 60  # how many smaller bodies are tried for a failing request
 MOST_SHOWN = 1500  # characters
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Something that is wrong, and how to repeat it."""
+    """A violated promise, and the numbers that repeat it."""
 
     what: str
     seed: int
-    number: int | None = None  # of the request; None if no single request is known to be the cause
+    number: int | None = None  # which request caused it; None if no single one is known
     request: FuzzRequest | None = None
 
     def __str__(self) -> str:
@@ -45,24 +45,24 @@ class Failure:
 
 @dataclass
 class Campaign:
-    """Runs the requests of a seed."""
+    """A run of all requests that a seed draws."""
 
     server: RunningServer
     seed: int
-    exact: bool  # whether the model is the hash model, whose tokens are known
+    exact: bool  # whether the server runs the hash model, whose tokens can be predicted
     endpoints: Sequence[Endpoint] = ENDPOINTS
     statuses: Counter[int] = field(default_factory=Counter)
-    """How often each status was answered; 0 if the client left first."""
+    """How often each HTTP status was answered; status 0 counts requests whose client left first."""
     failures: list[Failure] = field(default_factory=list)
     canaries: int = 0  # how many answers the canary got
-    home_s: float = HOME_S  # how long the server may take to finish what was begun
+    home_s: float = HOME_S  # how long the server may take to finish all open work after the last request
     client: Client = field(init=False)
 
     def __post_init__(self) -> None:
         self.client = Client(self.server.host, self.server.port)
 
     async def run(self, numbers: Iterable[int], first_only: bool = False) -> list[Failure]:
-        """Send the requests of these numbers, with the canary alongside, and return what went wrong."""
+        """Send the requests with these numbers while the canary runs, and return the failures."""
         left = iter(numbers)
         await self._set_up()
 
@@ -104,7 +104,7 @@ class Campaign:
 
     @asynccontextmanager
     async def _canary(self) -> AsyncIterator[None]:
-        """Run a well-behaved client while the block runs. Its answers must be the same as without other clients."""
+        """Run a well-behaved client while the block runs. Its answers must equal those it gets from an idle server."""
         alone = [expected_output(p, CANARY_TOKENS, VOCAB) if self.exact else await self._ask(p) for p in CANARY_PROMPTS]
 
         async def sing() -> None:
@@ -125,7 +125,7 @@ class Campaign:
                 await singing
 
     async def _ask(self, prompt: list[int]) -> Any:
-        """Return the tokens of an answer, or whatever else came. While the queue is full, ask again."""
+        """Return the tokens of an answer, or the error or body that came instead. Retry while the queue is full."""
         params = {"temperature": 0, "max_new_tokens": CANARY_TOKENS, "ignore_eos": True}
         while True:
             try:
@@ -137,7 +137,7 @@ class Campaign:
             await asyncio.sleep(CANARY_PAUSE_S)
 
     async def _come_home(self) -> None:
-        """Wait until everything that was begun has ended, and check that nothing is left over."""
+        """Wait until all requests, turns and copies have ended, and check that the server is idle and sound."""
         deadline = time.monotonic() + self.home_s
         wrong = await astray(self.server)
         while wrong and not wrong.keys() & LASTING and time.monotonic() < deadline:
@@ -156,7 +156,7 @@ async def fuzz(
     home_s: float = HOME_S,
     **options: Any,
 ) -> Campaign:
-    """Run a campaign against a server of its own, with the hash model in `folder` or else the bundled model."""
+    """Run a campaign against a new server, with the hash model in `folder`, or with the bundled model if it is None."""
     async with serving(folder, **options) as server:
         campaign = Campaign(server, seed, folder is not None, endpoints, home_s=home_s)
         await campaign.run(numbers, first_only)
@@ -169,7 +169,7 @@ async def fuzz(
 
 
 async def shrink(request: FuzzRequest, fails: Callable[[FuzzRequest], Awaitable[bool]]) -> FuzzRequest:
-    """Remove from a request whatever its failure does not need, as far as its body is JSON."""
+    """Remove headers and body fields from a failing request while it keeps failing. Its body must be JSON."""
     left = MOST_SHRINKS
     if request.headers and await fails(replace(request, headers=())):
         request = replace(request, headers=())
@@ -192,7 +192,7 @@ async def shrink(request: FuzzRequest, fails: Callable[[FuzzRequest], Awaitable[
 
 
 def removable(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of all members and items, outermost first."""
+    """Return the paths of all object members and list items in a JSON value, outermost first."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     own = [(*path, key) for key, _ in items]
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

@@ -1,4 +1,4 @@
-"""Sends a request exactly as it was drawn, byte by byte, and reads the answer."""
+"""A client that sends each request byte by byte as it was drawn, and reads the answer."""
 
 import asyncio
 import io
@@ -19,16 +19,16 @@ LAST = "fuzz-last"  # A response that does not exist: the error about it marks t
 
 @dataclass
 class Answer:
-    """An answer over HTTP, or the events of a websocket."""
+    """An answer over HTTP, or the events received on a websocket."""
 
-    status: int = 0  # 0 if the connection was closed without an answer, -1 if the answer is no HTTP
+    status: int = 0  # 0: the connection was closed without an answer; -1: the answer is not HTTP
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
-    events: list[dict[str, Any]] = field(default_factory=list)  # of a websocket
+    events: list[dict[str, Any]] = field(default_factory=list)  # received on a websocket
 
 
 class Bytes:
-    """The part of a socket's interface that HTTPResponse needs."""
+    """Bytes as a socket: only the part of the interface that HTTPResponse needs."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -38,16 +38,16 @@ class Bytes:
 
 
 class Client:
-    """A client that sends requests as they were drawn."""
+    """A client that sends fuzzed requests, and remembers the last response that the server stored."""
 
     def __init__(self, host: str, port: int, key: str = "") -> None:
         self._host, self._port = host, port
-        # Sent with requests that have no key of their own.
+        # Sent with every request that has no Authorization header of its own.
         self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
         self.known = KNOWN_RESPONSE  # the id of the last response that the server stored
 
     async def send(self, request: FuzzRequest) -> Answer | None:
-        """Send a request and return the answer, or None if the client left before it."""
+        """Send a request and return the answer, or None if the client closed the connection before the answer."""
         try:
             answer = await (self._converse(request) if request.event else self._exchange(request))
         except aiohttp.WSServerHandshakeError as error:
@@ -59,7 +59,7 @@ class Client:
         return answer
 
     def _remember(self, answer: Answer) -> None:
-        with suppress(ValueError, KeyError):  # It may be a stream.
+        with suppress(ValueError, KeyError):  # A streamed answer is not one JSON object.
             self.known = json.loads(answer.body)["id"]
 
     async def _exchange(self, request: FuzzRequest) -> Answer | None:
@@ -74,7 +74,7 @@ class Client:
             writer.close()
 
     def message(self, request: FuzzRequest) -> bytes:
-        """Return the bytes of an HTTP request, with the headers that it needs and does not have."""
+        """Return the bytes of an HTTP request, with the required headers that the request lacks."""
         body = self._filled(request.body)
         own = {name.lower() for name, _ in request.headers}
         headers = [*request.headers, (b"Connection", b"close"), (b"Content-Length", str(len(body)).encode())]
@@ -90,7 +90,7 @@ class Client:
         return text.replace(KNOWN_RESPONSE.encode(), self.known.encode())
 
     async def _converse(self, request: FuzzRequest) -> Answer:
-        """Send one event over a websocket, and return all events until the lane has nothing more to say."""
+        """Send one event on a websocket; return the events before the error that LAST causes in its lane."""
         answer = Answer(101)
         last = {"type": "response.resume", "response_id": LAST} | lane_of(request.body)
         async with (
@@ -109,7 +109,7 @@ class Client:
 
 
 def lane_of(body: bytes) -> dict[str, str]:
-    """Return the field that selects the event's lane on the websocket, if the event has a valid one."""
+    """Return the event's `stream_id` field, which selects a lane of the websocket, if it is valid."""
     try:
         lane = msgspec.json.decode(body)["stream_id"]
     except (ValueError, KeyError, TypeError, RecursionError):

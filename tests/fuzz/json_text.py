@@ -25,7 +25,7 @@ BROKEN = (
 
 @dataclass(frozen=True)
 class Raw:
-    """A value that is written as this text."""
+    """A value that is written to JSON as exactly this text."""
 
     text: str
 
@@ -47,7 +47,7 @@ def nested(depth: int, random: Random) -> Raw:
 
 
 def break_text(text: str, random: Random) -> bytes:
-    """Change the text in a way that may leave it JSON or not."""
+    """Change the text at random, so that it may no longer be JSON."""
     data = text.encode("utf-8", "surrogatepass")
     at = random.randrange(len(data) + 1)
     match random.randrange(8):
@@ -73,7 +73,7 @@ def break_text(text: str, random: Random) -> bytes:
 
 
 def repeat_key(text: str, key: str, value: Any, random: Random) -> str:
-    """Return an object's text with one more member, before or after the others."""
+    """Add a member to a JSON object's text, before or after its members, where it may repeat a key."""
     member = f"{json.dumps(key)}:{to_json(value)}"
     inner = text[1:-1]
     pair = [member, inner] if random.random() < 0.5 else [inner, member]

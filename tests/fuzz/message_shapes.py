@@ -1,4 +1,4 @@
-"""Types from which to draw the open fields of Messages requests. A tuple stands for any one of its types."""
+"""Types from which the open fields of Messages requests are drawn. A tuple stands for any one of its types."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""Checks that must hold for every answer, and for the server when all requests have been answered."""
+"""Checks on every answer, and on the server after all requests have been answered."""
 
 import json
 from collections.abc import Iterator
@@ -17,21 +17,22 @@ ALLOWED_5XX = (503, 507, 529)
 DETAIL = {"message", "type", "param", "code"}
 MESSAGES_DETAIL = {"message", "type"}
 ENDS = {"stop", "length", "abort"}
-WHOLE_COUNTERS = ("rows_failed", "restarts", "lease_violations")  # counters of failures that no client may cause
-LASTING = {"ended", "counters", "log", "numbers"}  # findings of `astray` that do not pass with time
+# Counters of failures that no client should be able to cause.
+WHOLE_COUNTERS = ("rows_failed", "restarts", "lease_violations")
+LASTING = {"ended", "counters", "log", "numbers"}  # findings of `astray` that waiting cannot remove
 NEUTRAL = {
     "logit_bias": {},
     "repetition_penalty": 1,
     "presence_penalty": 0,
     "frequency_penalty": 0,
     "min_new_tokens": 0,
-}  # sampling parameters at values that do not change the greedy tokens
+}  # parameters of /generate that leave greedy tokens unchanged at these values
 
 
 def complaint(request: FuzzRequest, answer: Answer | None, exact: bool) -> str | None:
     """Return what is wrong with the answer, or None.
 
-    exact: whether the model is the hash model, whose tokens are known
+    exact: whether the server runs the hash model, whose tokens can be predicted
     """
     if answer is None:
         return None
@@ -43,7 +44,7 @@ def complaint(request: FuzzRequest, answer: Answer | None, exact: bool) -> str |
         return f"status {answer.status}: {answer.body[:500].decode(errors='replace')}"
     try:
         if answer.status == 400 and "x-request-id" not in answer.headers:
-            return None  # The request is not HTTP, and aiohttp itself answers it.
+            return None  # The request is not HTTP. aiohttp itself answers it, without our headers.
         if answer.status >= 400:
             return None if request.method == "HEAD" else wrong_error(json.loads(answer.body), "the body")
         if request.event:
@@ -56,7 +57,8 @@ def complaint(request: FuzzRequest, answer: Answer | None, exact: bool) -> str |
 def wrong_error(body: Any, where: str) -> str | None:
     """Return what is wrong with an error object, or None.
 
-    OpenAI's has a message, a type, and a field and a code, which may be null. Anthropic's has a message and a type.
+    OpenAI's error object has a message, a type, a param and a code; param and code may be null. Anthropic's has a
+    message and a type.
     """
     detail = body.get("error") if isinstance(body, dict) else None
     if isinstance(detail, dict) and "request_id" in body:
@@ -96,7 +98,7 @@ def refuse_constant(name: str) -> Any:
 
 
 def sse_events(body: bytes) -> list[dict[str, Any]]:
-    """Return the data of each event. Raise ValueError if the stream is cut off."""
+    """Return the data of each event. Raises ValueError if the stream is cut off."""
     if not body.endswith(b"\n\n"):
         raise ValueError("the stream is cut off")
     lines = [line for block in body.split(b"\n\n") for line in block.split(b"\n") if line.startswith(b"data: ")]
@@ -116,7 +118,7 @@ def wrong_events(events: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def wrong_answer(request: FuzzRequest, body: dict[str, Any] | list[Any], exact: bool) -> Iterator[str]:
-    """Yield what no answer of any endpoint may contain."""
+    """Yield each part of the answer that would be wrong from any endpoint."""
     for item in walk(body):
         if (
             item.get("finish_reason") is not None
@@ -143,7 +145,7 @@ def walk(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def read(request: FuzzRequest) -> dict[str, Any] | None:
-    """Return the fields of a request, if its body is plain JSON."""
+    """Return the fields of a request, or None if its body is not a plain JSON object."""
     if any(name == b"Content-Encoding" for name, _ in request.headers):
         return None
     try:
@@ -154,7 +156,7 @@ def read(request: FuzzRequest) -> dict[str, Any] | None:
 
 
 def too_short(request: FuzzRequest, fields: dict[str, Any], body: dict[str, Any]) -> Iterator[str]:
-    """Yield a complaint if there are fewer tokens than min_tokens, and the model's length is not the reason."""
+    """Yield a complaint if an answer has fewer tokens than min_tokens although the context was not full."""
     usage, least = body.get("usage"), fields.get("min_tokens")
     if not (isinstance(usage, dict) and isinstance(least, int) and fields.get("n") in (None, 1)):
         return
@@ -167,7 +169,7 @@ def too_short(request: FuzzRequest, fields: dict[str, Any], body: dict[str, Any]
 
 
 def wrong_tokens(request: FuzzRequest, fields: dict[str, Any], body: dict[str, Any]) -> Iterator[str]:
-    """Yield a complaint if greedy tokens of the hash model are not the right ones."""
+    """Yield a complaint if greedy tokens of the hash model differ from the expected ones."""
     params, prompt = fields.get("sampling_params"), fields.get("input_ids")
     if request.path != "/generate" or not isinstance(params, dict) or params.get("temperature") != 0:
         return
@@ -183,7 +185,7 @@ def wrong_tokens(request: FuzzRequest, fields: dict[str, Any], body: dict[str, A
 
 
 async def astray(server: RunningServer) -> dict[str, Any]:
-    """Return what is wrong with an idle server. The members in LASTING do not pass with time."""
+    """Return the findings about a server without open requests. Keys in LASTING do not go away with time."""
     if server.task.done():
         return {"ended": server.task}
     try:

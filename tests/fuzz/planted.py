@@ -75,7 +75,7 @@ def alternatives_have_no_upper_bound(patch: Patch) -> None:
 
 
 def min_tokens_may_exceed_max_tokens(patch: Patch) -> None:
-    """Planted bug: min_tokens above max_tokens is reduced instead of refused."""
+    """Planted bug: min_tokens above max_tokens is lowered to max_tokens instead of refused."""
 
     def stops(model: ServedModel, params: SamplingParams, room: int) -> Stops:
         return real(model, replace(params, min_tokens=min(params.min_tokens, params.max_tokens or 2**31)), room)
@@ -85,7 +85,7 @@ def min_tokens_may_exceed_max_tokens(patch: Patch) -> None:
 
 
 def a_seed_has_any_size(patch: Patch) -> None:
-    """Planted bug: a seed is passed to the device without being brought into the range of int64."""
+    """Planted bug: a seed reaches the device without being reduced to the range of int64."""
 
     def sampling(model: ServedModel, params: SamplingParams) -> Sampling:
         chosen = real(model, params)

@@ -1,4 +1,4 @@
-"""The ranges of the numbers in a request that reaches the device, which does not check them again."""
+"""Ranges of the numbers in a request that reaches the device. The device does not check them again."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ MAX_TOP = 20
 def wrong_numbers(request: Request, vocab: int, max_model_len: int) -> list[str]:
     """Return the names of the fields that are out of range.
 
-    A number that must be above 0 may be 0 here: the device's thread flushes denormals to 0.
+    A parameter that clients may only set above 0 may be 0 here: the device's thread flushes denormals to 0.
     """
     sampling, stops, ids = request.sampling, request.stops, unpack(request.tokens)
     start, most = request.prompt_logprobs_from, max_model_len - request.prompt_len
@@ -41,7 +41,7 @@ def wrong_numbers(request: Request, vocab: int, max_model_len: int) -> list[str]
 
 @contextmanager
 def watching(report: Callable[[Request], None]) -> Iterator[None]:
-    """Report each request that reaches the device while the block runs, even if the device then fails on it."""
+    """Call `report` with each request that reaches the device while the block runs, before the device handles it."""
 
     def open_row(device: TorchDevice, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
         report(request)

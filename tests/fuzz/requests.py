@@ -1,4 +1,4 @@
-"""Requests by seed: `draw(seed, number)` always returns the same request."""
+"""Requests by seed: `draw(seed, number)` returns the same request each time."""
 
 import gzip
 import zlib
@@ -28,14 +28,14 @@ from tests.fuzz.values import Values
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A route to be fuzzed."""
+    """A route, and what to draw for its requests."""
 
     method: str
     path: str
-    body: type[Struct] | None = None  # the Struct that its body is read into
-    weight: int = 1  # how often it is drawn, relative to the others
-    query: tuple[str, ...] = ()  # the parameters that it reads
-    event: str = ""  # the type of the websocket event, if it is one
+    body: type[Struct] | None = None  # the Struct that the handler decodes the body into
+    weight: int = 1  # how often this endpoint is drawn, relative to the others
+    query: tuple[str, ...] = ()  # the query parameters that the handler reads
+    event: str = ""  # the type of the websocket event; empty for a plain HTTP request
 
 
 ENDPOINTS = (
@@ -137,14 +137,14 @@ METHODS = ("GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "TRACE", 
 
 @dataclass(frozen=True)
 class FuzzRequest:
-    """A request as it is sent."""
+    """A request as it is sent to the server."""
 
     method: str
     target: str
     headers: tuple[tuple[bytes, bytes], ...] = ()
     body: bytes = b""
-    event: bool = False  # whether the body is sent as a message of a websocket
-    leaves: int | None = None  # the client goes away after this many bytes of the answer
+    event: bool = False  # whether the body is sent as a websocket message
+    leaves: int | None = None  # the client disconnects after this many bytes of the answer
 
     @property
     def path(self) -> str:
@@ -152,28 +152,30 @@ class FuzzRequest:
 
 
 def draw(seed: int, number: int, endpoints: Sequence[Endpoint] = ENDPOINTS) -> FuzzRequest:
-    """Draw request `number` of a seed."""
+    """Draw request `number` of the seed."""
     random = Random(f"{seed} {number}")
     [endpoint] = random.choices(endpoints, [each.weight for each in endpoints])
     method = endpoint.method if random.random() < 0.98 else random.choice(METHODS)
     target = draw_target(random, endpoint)
     headers, body = draw_headers(random, draw_body(random, endpoint))
     if method != endpoint.method or target.partition("?")[0] != endpoint.path:
-        # Where there is no route, aiohttp itself answers an Expect header, in another form.
+        # Drop the Expect header: without a route aiohttp itself answers it, in a form that is not the api's.
         headers = tuple(each for each in headers if each[0] != b"Expect")
     leaves = random.choice([0, 1, 200, 2000]) if random.random() < 0.04 and not endpoint.event else None
     return FuzzRequest(method, target, headers, body, bool(endpoint.event), leaves)
 
 
 def seldom(random: Random, fields: dict[str, Any]) -> None:
-    """Remove most grammars: a random text is rarely a valid one, and the error hides all other fields."""
+    """Remove grammar fields in nine of ten requests: a random text is rarely a valid grammar, and its error would hide
+    those of all other fields.
+    """
     for name in sorted(SELDOM & fields.keys()):
         if random.random() < 0.9:
             del fields[name]
 
 
 def draw_body(random: Random, endpoint: Endpoint) -> bytes:
-    """Draw a body, in which usually all fields except one are valid."""
+    """Draw a body. Usually one field is hostile and all others are valid."""
     if endpoint.body is None:
         return b"" if random.random() < 0.7 else random.choice(ODD_BYTES)
     values = Values(random, VOCAB, SHAPES, LIKELY, ONE_OF)
@@ -182,7 +184,7 @@ def draw_body(random: Random, endpoint: Endpoint) -> bytes:
     for part in (fields, fields.get("sampling_params")):
         if isinstance(part, dict):
             seldom(random, part)
-    if "abort_all" in fields and fields["abort_all"] is True:  # It would also abort the canary's requests.
+    if "abort_all" in fields and fields["abort_all"] is True:  # True would abort the canary's requests too.
         fields["abort_all"] = False
     if endpoint.event:
         fields = {"type": endpoint.event} | fields
@@ -206,7 +208,7 @@ def draw_target(random: Random, endpoint: Endpoint) -> str:
 
 
 def draw_headers(random: Random, body: bytes) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
-    """Draw headers, and return the body encoded as they say, or otherwise."""
+    """Draw headers, and return them with the body, which may not be encoded as the headers say."""
     headers = [(b"Content-Type", b"application/json")]
     if random.random() < 0.12:
         name = random.choice(HEADERS)

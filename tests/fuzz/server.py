@@ -1,4 +1,4 @@
-"""The server, run in this process: bugs can be planted in it, and everything that it logs is seen."""
+"""The server under test, run in this process, so that bugs can be planted in it and its whole log is seen."""
 
 import asyncio
 import logging
@@ -51,7 +51,7 @@ SMALL: dict[str, Any] = {
 
 
 class Records(logging.Handler):
-    """Collects what libraries log."""
+    """A log handler that collects the warnings and errors of libraries."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -66,23 +66,23 @@ class Records(logging.Handler):
 
 @dataclass
 class RunningServer:
-    """A server under test."""
+    """A server under test, and what it has logged."""
 
-    vocab: int  # the size of its model's vocabulary
+    vocab: int  # the size of the model's vocabulary
     task: "asyncio.Task[Exit]"
     log: LogCapture
     records: Records
-    host: str = ""  # where it listens
+    host: str = ""  # the address that the server listens on
     port: int = 0
     wrong_numbers: list[str] = field(default_factory=list)  # fields out of range in requests that reached the device
     http: aiohttp.ClientSession = field(init=False)
 
     def logged(self, event: str) -> dict[str, Any] | None:
-        """Return the first line that it logged of this event."""
+        """Return the first log line of this event, or None."""
         return next((dict(line) for line in self.log.entries if line["event"] == event), None)
 
     async def wait_ready(self) -> None:
-        """Wait until it is ready, or raise what kept it from being so."""
+        """Wait until the server is ready. Raises the error that ended the server before that."""
         async with asyncio.timeout(START_S):
             while self.logged("ready") is None:
                 await asyncio.wait([self.task], timeout=0.01)
@@ -90,12 +90,12 @@ class RunningServer:
                     raise RuntimeError(f"it ended with {self.task.result()}: {self.troubles()}")
 
     def troubles(self) -> list[str]:
-        """Return what it has logged that no client may cause."""
+        """Return the log lines that no client should be able to cause."""
         bad = [line for line in self.log.entries if line["log_level"] in ("error", "critical") or "exc_info" in line]
         return [*map(str, bad), *self.records.lines]
 
     def note(self, request: Request) -> None:
-        """Check the numbers of a request; called on the device's thread."""
+        """Record which numbers of a request are out of range. Runs on the device's thread."""
         names = wrong_numbers(request, self.vocab, MAX_MODEL_LEN)
         self.wrong_numbers += [f"{name} of {request}"[:500] for name in names]
 
@@ -116,7 +116,7 @@ def make_hash_model(folder: Path) -> Path:
 
 @asynccontextmanager
 async def serving(folder: Path | None, **options: Any) -> AsyncIterator[RunningServer]:
-    """Run the real process with the hash model in `folder`, or else the bundled model, and drain it at the end."""
+    """Run the real server with the hash model in `folder`, or with the bundled model, and drain it at the end."""
     config = Config(model=str(folder or bundled_model()), **SMALL | options)
     with capturing() as (log, records):
         vocab = VOCAB if folder is not None else BUNDLED_VOCAB

@@ -1,4 +1,4 @@
-"""Types from which to draw the fields that the api's Structs leave open (`list[dict[str, Any]]`, ids of something)."""
+"""Types for fields that the api's Structs leave open (`list[dict[str, Any]]`, ids), to draw values from."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,10 +19,10 @@ from baton.api.tokenization import DetokenizeRequest, TokenizeRequest
 from tests.fuzz.message_shapes import OF_MESSAGES
 from tests.fuzz.values import TOKEN_KEYS
 
-VOCAB = 259  # of the hash model
+VOCAB = 259  # the vocabulary size of the hash model
 BUNDLED_VOCAB = 768
 SESSIONS = ("s0", "s1", "s2", "s3")
-KNOWN_RESPONSE = "resp-known"  # stands for the last response that the server stored
+KNOWN_RESPONSE = "resp-known"  # replaced by the id of the last response that the server stored
 
 TokenId = Annotated[int, Meta(ge=0, lt=VOCAB)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
@@ -53,7 +53,7 @@ class Parameters(Struct):
 
 
 class Function(Struct):
-    """A function that is not strict: the hash model's output is known only if nothing constrains it."""
+    """A function tool without `strict`: the hash model's output can be predicted only if no grammar constrains it."""
 
     name: Literal["a", "b_1"]
     description: str | None = None
@@ -90,10 +90,10 @@ class Create(ResponseRequest):
 
 Messages = Annotated[list[Message], Meta(min_length=1)]
 LogitBias = dict[TokenKey, Bias]
-# Positions that lie inside all prompts but the shortest.
+# Checkpoint positions that lie inside all but the shortest prompts.
 Positions = Annotated[list[Annotated[int, Meta(ge=1, lt=3)]], Meta(max_length=4)]
 
-# The type of a field, by Struct and name. A tuple stands for any one of its types.
+# The type to draw a field from, by Struct and field name. A tuple stands for any one of its types.
 TYPES: dict[tuple[type[Struct], str], Any] = {
     (ChatRequest, "messages"): Messages,
     (ChatRequest, "logprobs"): Literal[True],
@@ -128,7 +128,7 @@ for struct in (ChatRequest, CompletionRequest, ResponseRequest, Create, TurnRequ
 
 
 def shape(kind: Any) -> inspect.Type:
-    """Return a type as msgspec describes it. A tuple may hold several kinds of lists, unlike a union in msgspec."""
+    """Return msgspec's description of a type. A tuple may hold several list types, which a msgspec union may not."""
     if isinstance(kind, tuple):
         return inspect.UnionType(tuple(inspect.multi_type_info(kind)))
     return inspect.type_info(kind)
@@ -147,7 +147,7 @@ LIKELY: dict[str, tuple[Any, ...]] = {
     "stream_id": ("x", "y"),
     "best_of": (1,),
 }
-# Fields of which a request has exactly one.
+# For each Struct, the fields of which a request must have exactly one.
 ONE_OF: dict[type[Struct], tuple[str, ...]] = {
     Generate: ("text", "input_ids"),
     TokenizeRequest: ("prompt", "messages"),

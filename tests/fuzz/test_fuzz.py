@@ -1,4 +1,4 @@
-"""Requests drawn from the Structs that the endpoints read find the planted bugs, and no others."""
+"""Requests drawn from the Structs that the endpoints read. They find every planted bug, and no other bug."""
 
 import gc
 import json
@@ -14,7 +14,7 @@ from tests.fuzz.planted import PLANTED, planted
 from tests.fuzz.requests import ENDPOINTS, Endpoint, FuzzRequest, draw
 from tests.fuzz.server import make_hash_model
 
-# A planted bug may end the server in the middle of a connection.
+# A planted bug may end the server while connections are open, which raises errors that nothing catches.
 IGNORED = "ignore::pytest.PytestUnraisableExceptionWarning"
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(IGNORED)]
 
@@ -23,10 +23,10 @@ HASH_REQUESTS, BUNDLED_REQUESTS = 1500, 500
 SOAK_REQUESTS = int(os.environ.get("BATON_FUZZ_REQUESTS") or 50_000)
 SOAK_BATCH = 2000
 MOST_UNTIL_FOUND = 3000
-# These read nothing of a request, or pause all others.
+# Paths whose handlers read nothing of a request, or that would pause all other requests.
 NOT_FUZZED = {"/", "/ready", "/version", "/pause_generation", "/continue_generation"}
 ALIASES = {"/get_model_info", "/get_server_info"}
-# The endpoints that can show a bug: it is found sooner there than with requests to all of them.
+# For each planted bug, the endpoints that can show it. Requests to these endpoints alone find it sooner.
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PLACES: dict[str, tuple[str, ...]] = {
     "a_bias_is_checked_by_its_first_digits": (CHAT, TEXT),
@@ -49,7 +49,7 @@ def hash_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def clean_up() -> Iterator[None]:
-    """Report unraisable errors that planted bugs left here, instead of in the next test."""
+    """Collect garbage after this module, so that unraisable errors of planted bugs appear here, not in a later test."""
     yield
     gc.collect()
 
@@ -90,7 +90,7 @@ async def test_a_real_model_withstands_all_requests(tmp_path: Path) -> None:
     assert campaign.canaries > 5
 
 
-# One in eight in CI, because each starts a server.
+# Outside of the soak only one bug in eight is planted, because each starts a server.
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.soak] * bool(at % 8)) for at, name in enumerate(PLANTED)]
 )
@@ -103,11 +103,11 @@ async def test_a_planted_bug_is_found(hash_model: Path, name: str) -> None:
 
 @pytest.mark.soak
 async def test_a_long_run_of_fresh_seeds(hash_model: Path, tmp_path: Path) -> None:
-    """BATON_FUZZ_REQUESTS sets the number of requests; BATON_FIRST_SEED repeats a run."""
+    """BATON_FUZZ_REQUESTS sets the number of requests; BATON_FIRST_SEED sets the seed, to repeat a run."""
     seed = int(os.environ.get("BATON_FIRST_SEED") or int.from_bytes(os.urandom(4)))
     for first in range(0, SOAK_REQUESTS, SOAK_BATCH):
         model = None if first // SOAK_BATCH % 4 == 3 else hash_model
-        # A folder for each model: the session of another model is an error in the log.
+        # Each model has its own folder: a session file of another model would be logged as an error.
         folder = str(tmp_path / ("hash" if model else "bundled")) if first // SOAK_BATCH % 2 else None
         campaign = await fuzz(model, seed, range(first, first + SOAK_BATCH), session_dir=folder)
         assert campaign.failures == [], "\n\n".join(map(str, campaign.failures))

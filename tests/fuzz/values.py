@@ -1,4 +1,4 @@
-"""Values of a type as msgspec.inspect describes it: valid ones, and ones with which a client may break something."""
+"""Values of a type described by msgspec.inspect: valid values, and values with which a client may break something."""
 
 from collections.abc import Callable, Mapping
 from random import Random
@@ -69,21 +69,21 @@ JUNK = (
 )
 SURROGATE = Raw('"\\ud800"')
 DEEP = (20, 300, 5000, *range(960, 1000))
-TOKEN_KEYS = "token keys"  # Meta(extra=…) of strings that name a token
+TOKEN_KEYS = "token keys"  # marks, as Meta(extra={"kind": ...}), strings that name a token
 UNICODE_DIGITS = ("٣", "²", "１", "০")
-# Fields without which other fields are refused.
+# Fields that other fields require, so they are drawn more often.
 OFTEN = frozenset({"logprobs", "return_logprob", "min_tokens"})
-# Fields that keep an answer short.
+# Fields that limit the length of an answer. They are drawn often, to keep requests cheap.
 CHEAP = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens"})
 
 
 class Values:
-    """Draws values of types.
+    """A source of random values of types.
 
-    vocab: token ids are below it
-    shapes: better types for fields of which a Struct says little
-    likely: by field name, values that name something which exists
-    one_of: by Struct, fields of which a request has exactly one
+    vocab: token ids are below this number
+    shapes: types to draw from instead of the declared ones, by Struct and field name
+    likely: for a field name, values that exist on the server
+    one_of: for a Struct, the fields of which a request must have exactly one
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Values:
         self._one_of = one_of
 
     def body(self, kind: type[Struct], hostile: int) -> dict[str, Any]:
-        """Draw the fields of a request. `hostile` of them have values that no client should send."""
+        """Draw the fields of a request, `hostile` of which get values that no client should send."""
         fields = self._fields(kind)
         group = self._one_of.get(kind, ())
         names = {name for name, (_, required) in fields.items() if self._is_present(name, required)} - set(group)
@@ -112,7 +112,7 @@ class Values:
         return result
 
     def _fields(self, kind: type[Struct]) -> dict[str, tuple[inspect.Type, bool]]:
-        """Return each field's type, and whether it is required."""
+        """Return the type of each field, and whether the field is required."""
         info = inspect.type_info(kind)
         assert isinstance(info, inspect.StructType)
         return {
@@ -158,7 +158,7 @@ class Values:
         return random.choice(JUNK)
 
     def _whole(self, low: int, high: int) -> int:
-        """Draw an integer, mostly a small one, because the server has to compute what a request asks for."""
+        """Draw an integer in a range, usually a small one: large ones make the server compute for a long time."""
         random, near = self.random, max(low, min(0, high))
         if random.random() < 0.85:
             return random.randint(near, min(near + 8, high))
@@ -174,7 +174,7 @@ class Values:
     # Hostile
 
     def hostile(self, kind: inspect.Type, name: str = "") -> Any:
-        """Draw a value that no client should send, mostly one close to this type."""
+        """Draw a value that no client should send for this type, usually one that is almost valid."""
         random = self.random
         match kind:
             case inspect.Metadata() if is_token_key(kind):
@@ -223,7 +223,7 @@ class Values:
         return items
 
     def wrong(self) -> Any:
-        """Draw a value of any type."""
+        """Draw a value without regard to the field's type."""
         random = self.random
         draw: Callable[[], Any] = random.choice(
             [
@@ -240,7 +240,7 @@ class Values:
         return draw()
 
     def token_key(self) -> str:
-        """Draw a text that some code may take for a token id."""
+        """Draw a string that the server's code may mistake for a token id."""
         random = self.random
         id = random.choice([0, self._vocab - 1, self._vocab, self._vocab + 1, *WHOLE])
         if random.random() < 0.3:
@@ -250,7 +250,7 @@ class Values:
 
 
 def weight(kind: inspect.Type) -> int:
-    """Return how often this field is the hostile one, relative to a request's other fields."""
+    """Return how often a field of this type becomes the hostile one, relative to a request's other fields."""
     match kind:
         case inspect.UnionType():
             return max(map(weight, kind.types))

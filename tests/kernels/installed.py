@@ -29,7 +29,7 @@ def runnable() -> list[Target]:
 def library_for(target: Target | None = None) -> Path:
     """Return the library for a target, by default the one that a server on this machine would use.
 
-    It has sanitizers if BATON_SANITIZE is set.
+    The library is built with sanitizers if BATON_SANITIZE is set.
     """
     chosen, found = target or runnable()[0], compiler()
     extra = ("-Wextra", "-Werror", *(SANITIZED if "BATON_SANITIZE" in os.environ else ()))

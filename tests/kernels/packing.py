@@ -65,7 +65,7 @@ class Inputs:
 
 
 def random_inputs(tokens: int, slots: int, seed: int, heads: int = 6, groups: int = 2) -> Inputs:
-    """Return inputs of width 4 and state size 8, with decays from nearly none to nearly all, and states of size 1."""
+    """Return inputs of head width 4 and state size 8, with weak to almost full decay, and states of magnitude 1."""
     g = torch.Generator().manual_seed(seed)
     return Inputs(
         torch.randn(tokens, heads, 4, generator=g),
@@ -79,7 +79,7 @@ def random_inputs(tokens: int, slots: int, seed: int, heads: int = 6, groups: in
 
 
 def recurrence(inputs: Inputs, packed: Packed) -> tuple[Tensor, Tensor]:
-    """Compute the outputs [T, H, P] and the final pool in float64, one token after another."""
+    """Compute the outputs [tokens, heads, width] and the final pool in float64, one token after another."""
     pool, y = inputs.pool.double(), torch.empty(inputs.x.shape, dtype=torch.float64)
     per_group = inputs.x.shape[1] // inputs.B.shape[1]
     for segment, slot in enumerate(packed.slots):

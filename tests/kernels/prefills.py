@@ -26,7 +26,7 @@ class StatefulNet(Protocol):
 
 
 def assert_the_same_alone(together: StatefulNet, packed: Packed, form: Form, segments: Iterable[int]) -> None:
-    """Assert that each of these segments gets the same alone, with states of NaN in all slots but its own."""
+    """Assert that each of these segments has the same results if it is computed alone, with NaN in all other slots."""
     nets = {segment: together.alone(packed.slots[segment]) for segment in segments}
     expected = together.prefill(packed, form)
     for segment, net in nets.items():
@@ -40,9 +40,9 @@ def assert_the_same_alone(together: StatefulNet, packed: Packed, form: Form, seg
 
 
 def assert_the_same_in_pieces(once: StatefulNet, cuts: list[int], form: Form) -> None:
-    """Assert that a prompt in slot 1 gets the same in one piece and cut into pieces.
+    """Assert that a prompt in slot 1 has the same outputs and states in one piece and in several pieces.
 
-    cuts: ends of the pieces; the last one is the end of the prompt. The state at the first one goes to slot 2.
+    cuts: ends of the pieces; the last cut is the end of the prompt. The state at the first cut goes to slot 2.
     """
     pieces = once.again()
     expected = once.prefill(Packed([0, cuts[-1]], [0], [1], [(0, cuts[0], 2)], 3), form)
@@ -66,7 +66,7 @@ def assert_the_same_by_any_threads(first: StatefulNet, packed: Packed, form: For
 
 
 def assert_rounded_where_kept(rounded: StatefulNet, packed: Packed, form: Form, tolerance: float = 0.0) -> None:
-    """Assert that bfloat16 states are rounded only when written: the outputs are those with float32 states."""
+    """Assert that bfloat16 states are rounded only when written: outputs equal those with float32 states."""
     exact = rounded.again(torch.float32)
     assert torch.equal(rounded.prefill(packed, form), exact.prefill(packed, form))
     expected = exact.state_pools if tolerance else exact.state_pools.bfloat16().float()
@@ -74,7 +74,10 @@ def assert_rounded_where_kept(rounded: StatefulNet, packed: Packed, form: Form, 
 
 
 def assert_nan_stays_in_its_segment(found: StatefulNet, packed: Packed, form: Form, spoil: Callable[[], None]) -> None:
-    """Assert that NaN in the second of two segments does not reach the first. spoil: puts it into its first token."""
+    """Assert that NaN in the second of two segments does not reach the first.
+
+    spoil: writes NaN into the second segment's first token.
+    """
     expected, second = found.again(), packed.offsets[1]
     exact = expected.prefill(packed, form)
     spoil()

@@ -1,4 +1,4 @@
-"""A pretended accelerator, on a CPU, that shows faults which on a real one appear only now and then.
+"""An emulated accelerator on a CPU. It exposes faults that a real accelerator shows only now and then.
 
     with LateDevice(seed=3) as late:
         stream = late.stream()                      # an actors.forward.streams.Stream
@@ -10,28 +10,29 @@
         assert late.count("upload") <= 2
         expected = late.read(hidden)                # everything is executed, and copied to the host
 
-The code under test runs unchanged, with torch.device("meta"). Tensors are LateTensors, whose layout is known at once.
-Their values are computed later: each operation waits in its stream's queue, and runs on a CPU when an event is waited
-for, or earlier if the seed says so. Triton's kernels run in its interpreter. late.log lists, in program order:
-launches, uploads, downloads, replays, waits for events, and faults. A fault is an error unless the device was made with
-raises=False:
+The code under test runs unchanged, with torch.device("meta"). Its tensors are LateTensors: shape, strides and dtype
+(the layout) are known at once, values are computed later. Each operation waits in the queue of its stream, and runs on
+a CPU when the host waits for an event, or earlier if the seed says so. Triton's kernels run in its interpreter.
+late.log lists, in program order: launches, uploads, downloads, replays, waits for events, and faults. A fault raises an
+error unless the device was made with raises=False. The faults are:
 
-- host read: the host depends on values (item, tolist, bool, copies other than Stream.download), or a shape does
-  (nonzero, boolean masks, repeat_interleave by a tensor).
+- host read: the host depends on values (item, tolist, bool, copies other than Stream.download), or a shape depends on
+  them (nonzero, boolean masks, repeat_interleave by a tensor).
 - implicit upload: a host tensor is an operand or is copied, other than by Stream.upload; numbers are allowed.
 - host buffer: a buffer was written before the copy from or to it was done. Until then the buffer of a download is
   filled with 0xA5.
-- pageable: a copy from or to host memory that is no host_buffer's.
-- unwritten: values are used before they are computed: no event orders the two streams, or a captured operation was not
-  replayed.
+- pageable: a copy from or to host memory that was not allocated by Stream.host_buffer.
+- unwritten: values are used before they are computed, because no event orders the two streams, or because a captured
+  operation was not replayed.
 - misaligned: a kernel's tensor does not begin at a multiple of 16 bytes.
 
-Memory that the program drops is spoiled (NaN, numbers that are no index) at that place of the stream that allocated it,
-because a real device may allocate it again there. Empty tensors are spoiled too. A seed also draws the order in which
-streams advance, as far as events leave it open, so a missing wait shows under some seeds. The launches and copies of a
-captured step are in the log when it is captured; each replay is one entry.
+Memory that the program drops is overwritten (with NaN, or with integers that are no valid index) at the current point
+of the stream that allocated it, because a real device may allocate it again from there on. The same holds for tensors
+that torch.empty makes. A seed also draws the order in which streams advance, within the limits of events: a missing
+wait therefore shows under some seeds. The launches and copies of a captured step are logged once, at the capture. Each
+replay is one entry.
 
-Not simulated: running out of memory, bandwidth, and the effect of a GPU's order of additions on the last bits.
+Not emulated: running out of memory, bandwidth, and the effect of a GPU's order of additions on the last bits.
 """
 
 from baton.kernels.runtime.triton.selection import HAS_TRITON

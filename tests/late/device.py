@@ -1,4 +1,4 @@
-"""A pretended accelerator: operations on its streams are executed late, in an order that a seed draws."""
+"""The late device, an emulated accelerator: it executes enqueued operations late, in an order drawn from a seed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.late.tensors import Cell, LateTensor, Memory, spoil
 
 
 class LateDevice:
-    """The pretended device: while it is entered, code under a stream's `active` may use torch.device("meta").
+    """An emulated accelerator. Between enter and exit, code under a stream's `active` may use torch.device("meta").
 
     seed: draws when operations are executed; None: as late as possible, which is when the host waits for them
-    raises: whether faults are errors; those that stall a device are raised at once, the others when it is left
+    raises: whether faults raise errors; a fault that would stall a device raises at once, all others at exit
     """
 
     def __init__(self, seed: int | None = None, can_capture: bool = True, raises: bool = True) -> None:
@@ -35,16 +35,16 @@ class LateDevice:
         self.streams: list[LateStream] = []
         self.operations = Operations(self)
         self._draws = None if seed is None else random.Random(seed)
-        # How likely the stream whose turn it is keeps its turn.
+        # The probability that the stream that advanced last advances again.
         self._patience = self._draws.choice([0.0, 0.7, 0.98]) if self._draws else 1.0
         self._is_setup = False
         self._error: Exception | None = None  # the first error of an executed operation
         self._pinned: dict[int, Tensor] = {}  # host buffers by address
-        # The live memories, by the storage of their layouts.
+        # The memories that the program still uses, by the storage of the meta tensors that describe them.
         self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
         self._local = threading.local()  # the active streams of each thread
         self._entered = ExitStack()
-        self._turn = self._default = self.stream()  # the stream whose turn it is
+        self._turn = self._default = self.stream()  # the stream that advanced last
 
     def __enter__(self) -> Self:
         if HAS_TRITON:
@@ -77,13 +77,13 @@ class LateDevice:
             self._is_setup = False
 
     def of(self, host: Tensor) -> LateTensor:
-        """Copy a host tensor to the device, at once."""
+        """Copy a host tensor to the device at once, without a stream."""
         with torch.inference_mode(False), _disable_current_modes():
             layout = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device="meta")
             return self.wrap(Cell(layout, host.detach().clone()))
 
     def to(self, module: nn.Module) -> None:
-        """Move a module's parameters to the device, at once."""
+        """Move a module's parameters to the device at once, without a stream."""
         for part in module.modules():
             for name, parameter in part._parameters.items():
                 if parameter is not None:
@@ -109,11 +109,14 @@ class LateDevice:
     def faults(self) -> list[Entry]:
         return [entry for entry in self.log if entry.kind in FAULTS]
 
-    # For streams and operations
+    # Methods for streams and operations
 
     @property
     def current(self) -> LateStream:
-        """The active stream of this thread, else the default stream; as in CUDA, no other stream waits for that."""
+        """Return the active stream of this thread, or the default stream.
+
+        As in CUDA, no other stream waits for the default stream.
+        """
         active = self._active()
         return active[-1] if active else self._default
 
@@ -128,7 +131,7 @@ class LateDevice:
                 active.pop()
 
     def note(self, kind: Kind, what: str, at: str) -> None:
-        """Log an entry, and raise it if it is a fault that stalls a device."""
+        """Log an entry. Raises Fault if the entry is a fault that would stall a device."""
         if self._is_setup and kind in STALLS:
             return
         self.log.append(Entry(kind, what, at))
@@ -136,7 +139,7 @@ class LateDevice:
             raise Fault(str(self.log[-1]))
 
     def wrap(self, cell: Cell) -> LateTensor:
-        """Return a tensor for the program that holds a cell, and the memory that the cell shares with its views."""
+        """Wrap a cell in a tensor for the program; tensors that are views of each other share one Memory."""
         storage = cell.layout.untyped_storage()._cdata
         memory = self._memories.get(storage)
         if memory is None:
@@ -146,7 +149,7 @@ class LateDevice:
         return LateTensor(cell, memory, self.operations)
 
     def values(self, cell: Cell, what: str, at: str) -> Tensor:
-        """Return the values of a cell, in an operation that is being executed."""
+        """Return a cell's values for the operation being executed. Log the fault "unwritten" if there are none."""
         if cell.values is None:
             self.note("unwritten", f"{what} uses values that are not computed yet", at)
             layout = cell.layout
@@ -154,7 +157,7 @@ class LateDevice:
         return cell.values
 
     def pinned(self, nbytes: int) -> Tensor:
-        """Allocate a host buffer."""
+        """Allocate a host buffer, filled with 0xA5."""
         buffer = torch.full((nbytes,), 0xA5, dtype=torch.uint8, device="cpu")
         self._pinned[buffer.untyped_storage().data_ptr()] = buffer
         return buffer
@@ -165,7 +168,7 @@ class LateDevice:
     # Time
 
     def execute(self, step: Callable[[], None]) -> None:
-        """Execute a step. After the first error nothing more is executed, and every wait raises it."""
+        """Execute a step. After a step has failed no other is executed, and every wait raises the error."""
         if self._error is None:
             try:
                 with torch.inference_mode():
@@ -174,7 +177,7 @@ class LateDevice:
                 self._error = error
 
     def finish(self, event: LateEvent) -> None:
-        """Let time pass until this event has passed, and raise what an asynchronous error of a device raises."""
+        """Execute steps until the event has passed. Raises AcceleratorError if an enqueued operation failed."""
         while not event.has_passed():
             with self.lock:
                 self._next(event.stream).execute(1)
@@ -182,7 +185,7 @@ class LateDevice:
             raise torch.AcceleratorError(f"an enqueued operation failed: {self._error!r}") from self._error
 
     def pass_time(self, polled: bool = False) -> None:
-        """Execute a few steps or none. polled: whether the program asks for an event, which makes it more likely."""
+        """Execute a few steps, or none. polled: the program is asking whether an event has passed; execute more."""
         if self._draws is None:
             return
         with self.lock:
@@ -192,7 +195,7 @@ class LateDevice:
                 self._next(self._turn).execute(1)
 
     def _next(self, target: LateStream) -> LateStream:
-        """Return the stream that advances next: without a seed `target`, or the stream that it waits for."""
+        """Return the stream to advance next. Without a seed this is `target`, or the stream that it waits for."""
         if self._draws is None:
             while (held := target.waits_for()) is not None:
                 target = held.stream

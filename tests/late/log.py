@@ -1,4 +1,4 @@
-"""The log of the late device: what the program did, in its order."""
+"""The log of the late device: what the program did, in program order."""
 
 import sys
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ class Entry:
     """One entry of the log."""
 
     kind: Kind
-    what: str  # the operation or kernel, the thread that waits, or what is wrong
-    where: str  # the lines of this repository that led to it
+    what: str  # name of the operation, kernel or waiting thread, or a description of the fault
+    where: str  # the lines of this repository that led to the entry
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.what}, at {self.where}"
 
 
 class Fault(AssertionError):
-    """The program did what would stall a real device, or go wrong on it now and then."""
+    """A use of the device that would stall a real one, or that gives wrong results on a real one now and then."""
 
 
 def where(depth: int = 4) -> str:
-    """Return the innermost lines of this repository that led here, leaving out the late device's own."""
+    """Return the innermost lines of this repository on the call stack, without those of the late device itself."""
     lines = list[str]()
     frame: FrameType | None = sys._getframe(1)
     while frame and len(lines) < depth:
@@ -46,7 +46,7 @@ def where(depth: int = 4) -> str:
 
 @cache
 def _shown(file: str) -> str:
-    """Return a file's path in this repository, or nothing if it is not part of it or belongs to the late device."""
+    """Return a file's path in this repository, or "" if it is outside of it or part of the late device."""
     path = Path(file)
     own = path.parent == HERE and not path.name.startswith("test_")
     return "" if own or not path.is_relative_to(ROOT) or "site-packages" in file else str(path.relative_to(ROOT))

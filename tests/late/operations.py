@@ -30,14 +30,14 @@ EMPTY = {
     aten.new_empty_strided.default,
 }
 COPIES = {aten._to_copy.default, aten.copy_.default}
-# These make a tensor on the device of a number on the host before they compute.
+# Operations that first make a device tensor of a number on the host.
 COPY_NUMBERS = {*COPIES, aten.where.self}
 LAUNCHES_NOTHING = {*EMPTY, aten._unsafe_view.default, aten.lift_fresh.default}
 MASKABLE = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 
 
 class Operations:
-    """Enqueues the operations that have a late tensor among their arguments or create one."""
+    """The handler that enqueues every operation with a late tensor as an argument or a result."""
 
     def __init__(self, late: LateDevice) -> None:
         self._late = late
@@ -86,7 +86,7 @@ class Operations:
             yield
 
     def _enqueue(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], site: str) -> Any:
-        """Enqueue an operation, and return its results with their layouts, which the meta device computes."""
+        """Enqueue an operation, and return its results, whose layouts the meta device computes at once."""
         known = {id(t.cell.layout): t for t in leaves((args, kwargs)) if isinstance(t, LateTensor)}
         with torch.inference_mode(False), torch.no_grad():
             results = func(*as_layouts(args), **as_layouts(kwargs))
@@ -109,7 +109,10 @@ class Operations:
     def _take_host_values(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], site: str
     ) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Copy host tensors among the operands. Numbers travel with a launch; others are noted as implicit uploads."""
+        """Copy the host tensors among the operands.
+
+        A number is part of the launch; a host tensor is an implicit upload.
+        """
 
         def take(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or isinstance(leaf, LateTensor):
@@ -123,7 +126,7 @@ class Operations:
         return mapped(take, args), mapped(take, kwargs)
 
     def _at_once(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Execute an operation now, after everything that is enqueued: its caller needs the values."""
+        """Execute an operation now, after everything enqueued before it, because its caller needs the values."""
         self._late.finish(self._late.current.record())
         operands = self._values((as_cells(args), on_host(as_cells(kwargs))), str(func), "")
         with torch.inference_mode():
@@ -135,12 +138,12 @@ class Operations:
         return mapped(lambda leaf: self._late.of(leaf) if isinstance(leaf, Tensor) else leaf, found)
 
     def _values(self, tree: Any, what: str, site: str) -> Any:
-        """Replace each cell by its values."""
+        """Replace each cell in nested arguments by its values."""
         return mapped(lambda leaf: self._late.values(leaf, what, site) if isinstance(leaf, Cell) else leaf, tree)
 
 
 class InterceptOperations(TorchDispatchMode):
-    """Passes each operation that has a late tensor, or would make a meta tensor, to Operations."""
+    """A mode that passes to Operations each operation that has a late tensor or would make a meta tensor."""
 
     def __init__(self, operations: Operations) -> None:
         super().__init__()
@@ -160,9 +163,9 @@ class InterceptOperations(TorchDispatchMode):
 
 
 class InterceptFunctions(TorchFunctionMode):
-    """Has functions that get numbers from Python make a host tensor first, as on an accelerator.
+    """A mode in which functions that get Python numbers first make a host tensor of them, as on an accelerator.
 
-    For the meta device torch would drop the numbers.
+    On the meta device torch would drop the numbers.
     """
 
     def __torch_function__(
@@ -205,7 +208,7 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
 
 
 def reads(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether the host must wait for values, for itself or because the result's shape depends on them."""
+    """Return whether the host must wait for values, because it needs them or because the result's shape does."""
     if func in MASKABLE:
         masks = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
         return masks and (func is aten.index.Tensor or args[2].numel() != 1)
@@ -229,7 +232,7 @@ def as_cells(tree: Any) -> Any:
 
 
 def as_layouts(tree: Any) -> Any:
-    """Replace each tensor by its layout. A number on the host stays."""
+    """Replace each tensor in nested arguments by its layout, a meta tensor. A number on the host stays."""
 
     def layout(leaf: Any) -> Any:
         if isinstance(leaf, LateTensor):

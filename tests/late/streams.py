@@ -1,4 +1,4 @@
-"""A stream of the late device: a queue of operations that are still to be executed."""
+"""A stream of the late device: a queue of operations that have not been executed yet."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from tests.late.device import LateDevice
 
 Step = Callable[[], Callable[[], None]]
-"""A step of a stream: it is called when it is enqueued, and what it returns is called when it is executed."""
+"""A step of a stream. It is called when it is enqueued, and the function that it returns is called to execute it."""
 
 
 @dataclass(frozen=True)
 class LateEvent:
-    """An event, passed when `place` steps of its stream have been executed."""
+    """An event that has passed once its stream has executed `place` steps."""
 
     stream: LateStream
     place: int
@@ -36,12 +36,12 @@ class LateEvent:
         self.stream.late.finish(self)
 
     def passed(self) -> bool:
-        """Return whether it has passed. Each call may let time pass, unless the device has no seed."""
+        """Return whether the event has passed. If the device has a seed, a call may first execute some steps."""
         self.stream.late.pass_time(polled=True)
         return self.has_passed()
 
     def seconds_since(self, earlier: Event) -> float:
-        """Return a microsecond for each operation."""
+        """Return an artificial time: one microsecond for each step between the two events."""
         assert isinstance(earlier, LateEvent) and self.has_passed() and earlier.stream is self.stream
         return 1e-6 * (self.place - earlier.place)
 
@@ -50,14 +50,14 @@ class LateEvent:
 
 
 class LateStream:
-    """A stream; see actors.forward.streams.Stream."""
+    """A stream of the late device, with the interface of actors.forward.streams.Stream."""
 
     device = torch.device("meta")
 
     def __init__(self, late: LateDevice) -> None:
         self.late, self.can_capture = late, late.can_capture
-        self.done = 0  # how many steps were executed
-        self.recording: list[Step] | None = None  # the steps of the capture under way
+        self.done = 0  # how many steps have been executed
+        self.recording: list[Step] | None = None  # the steps of the capture in progress
         self._queue: deque[Callable[[], None] | LateEvent] = deque()
 
     def active(self) -> AbstractContextManager[None]:
@@ -95,7 +95,7 @@ class LateStream:
             host.view(torch.uint8).fill_(0xA5)
             before = _checksum(host)
 
-            def copy(_memory: object = memory) -> None:  # The default keeps the memory alive until it is copied.
+            def copy(_memory: object = memory) -> None:  # The default argument keeps the memory alive until the copy.
                 if _checksum(host) != before:
                     self.late.note("host buffer", "written before its download had filled it", site)
                 host.copy_(self.late.values(source, "download", site))
@@ -142,9 +142,9 @@ class LateStream:
         self.late.pass_time()
 
     def freed(self, cell: Cell, home: list[Step] | None) -> None:
-        """Spoil a memory that the program dropped, where the stream may allocate it again.
+        """Enqueue a step that overwrites memory that the program dropped: the stream may allocate it again from there.
 
-        home: the steps of the capture in which it was allocated, if it was
+        home: the steps of the capture in which the memory was allocated; None if it was allocated outside of a capture
         """
 
         def spoiled() -> None:
@@ -157,11 +157,11 @@ class LateStream:
             home.append(lambda: spoiled)
 
     def ready(self) -> bool:
-        """Return whether it has a step that may be executed now."""
+        """Return whether the next step may be executed now: it is not a wait for an event that has not passed."""
         return bool(self._queue) and (not isinstance(head := self._queue[0], LateEvent) or head.has_passed())
 
     def execute(self, steps: int | None = None) -> int:
-        """Execute up to this many steps (None: all), stopping at an event that has not passed; return how many."""
+        """Execute up to `steps` steps (None: all), and stop at an event that has not passed; return how many."""
         done = 0
         while done != steps:
             with self.late.lock:
@@ -175,7 +175,7 @@ class LateStream:
         return done
 
     def waits_for(self) -> LateEvent | None:
-        """Return the event of another stream that this one waits for now."""
+        """Return the event of another stream that this stream is waiting for, or None."""
         head = self._queue[0] if self._queue else None
         return head if isinstance(head, LateEvent) and not head.has_passed() else None
 

@@ -1,4 +1,4 @@
-"""Tensors of the late device: their layout is known at once, their values when they have been computed."""
+"""Tensors of the late device: shape, strides and dtype (the layout) are known at once, values are computed later."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor
 
 
 class Cell:
-    """The place of values that may not be computed yet."""
+    """A holder of a tensor's layout and of its values, which are None until they have been computed."""
 
     __slots__ = ("layout", "values")
 
     def __init__(self, layout: Tensor, values: Tensor | None = None) -> None:
-        self.layout = layout  # a meta tensor
+        self.layout = layout  # a meta tensor with the shape, strides and dtype
         self.values = values
 
     def store(self, values: Tensor) -> None:
-        """Store the result of an operation. When a captured operation runs again, its memory stays where it is."""
+        """Store the result of an operation. A replayed operation overwrites its values in place, as a graph would."""
         if self.values is None:
             self.values = self._laid_out(values)
         elif self.values.untyped_storage().data_ptr() != values.untyped_storage().data_ptr():
             self.values.copy_(values)
 
     def _laid_out(self, values: Tensor) -> Tensor:
-        """Return values in this cell's layout, which may differ from that of a CPU's result."""
+        """Return the values with this cell's strides. The CPU's result may have other strides."""
         layout = self.layout
         assert (values.shape, values.dtype) == (layout.shape, layout.dtype)
         if values.stride() == layout.stride() or values.numel() == 0:
@@ -35,12 +35,13 @@ class Cell:
 
 
 class Memory:
-    """A memory of the device, alive as long as the program holds a tensor in it."""
+    """A block of device memory, alive as long as the program holds a tensor in it."""
 
     __slots__ = ("__weakref__", "for_inference")
 
     def __init__(self) -> None:
-        # Torch refuses to change it outside of inference mode.
+        # Torch refuses to change a tensor made in inference mode outside of inference mode. This class repeats that
+        # rule.
         self.for_inference = torch.is_inference_mode_enabled()
 
     def check_change(self) -> None:
@@ -49,11 +50,12 @@ class Memory:
 
 
 class LateTensor(Tensor):
-    """A tensor as the program holds it."""
+    """A tensor that the program holds instead of a real one: a cell and the memory that it is in."""
 
     cell: Cell
     memory: Memory
-    dispatch: Callable[..., Any]  # of the late device, for code in which no stream is active
+    # The late device's handler, for code in which no stream is active.
+    dispatch: Callable[..., Any]
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -84,7 +86,7 @@ class LateTensor(Tensor):
 
 
 def spoil(tensor: Tensor) -> Tensor:
-    """Fill a tensor's memory with values that show when they are used: NaN, or numbers that are no index."""
+    """Fill a tensor's memory with values that make any use visible: NaN, or integers that are no valid index."""
     byte = 1 if tensor.dtype == torch.bool else 0xFF if tensor.is_floating_point() else 0x7F
     memory = torch.empty(0, dtype=torch.uint8, device="cpu")
     memory.set_(tensor.untyped_storage())
@@ -93,7 +95,7 @@ def spoil(tensor: Tensor) -> Tensor:
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Yield the leaves of an operation's arguments or results."""
+    """Yield the leaves of an operation's nested arguments or results."""
     if isinstance(tree, list | tuple | dict):
         for part in tree.values() if isinstance(tree, dict) else tree:
             yield from leaves(part)
@@ -102,7 +104,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Return the same tree with each leaf changed."""
+    """Return a copy of nested arguments with `change` applied to each leaf."""
     if isinstance(tree, list | tuple):
         return type(tree)([mapped(change, part) for part in tree])
     if isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""Each planted fault is found, and correct programs pass."""
+"""Every planted fault is found, and correct programs raise none."""
 
 from collections.abc import Callable
 
@@ -107,7 +107,7 @@ def test_numbers_and_setup_are_no_faults() -> None:
 
 
 def upload(late: LateDevice, reuse_early: bool) -> tuple[Tensor, Tensor]:
-    """Upload twice through one buffer; reuse_early: without waiting for the first upload."""
+    """Upload twice through one host buffer. reuse_early: do not wait for the first upload before writing again."""
     stream = late.stream()
     host = stream.host_buffer(16).view(torch.float32)
     first, second = numbers(late), numbers(late)
@@ -157,7 +157,10 @@ def test_host_memory_that_is_not_pinned_is_found() -> None:
 
 
 def two_streams(late: LateDevice, producer_first: bool, consumer_first: bool) -> list[float]:
-    """Copy on a second stream what the first stream writes before and after the copy."""
+    """Fill a tensor with 1 and then 2 on one stream; return the copy that a second stream downloads between the two.
+
+    producer_first: the copy waits for the 1. consumer_first: the 2 waits for the copy.
+    """
     forward, copies = late.stream(), late.stream()
     pool, host = numbers(late), copies.host_buffer(16).view(torch.float32)
     with forward.active():

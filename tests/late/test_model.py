@@ -1,4 +1,4 @@
-"""Every family computes on the late device what it computes on a CPU, also in captured steps."""
+"""Every family computes the same on the late device as on a CPU, in captured steps too."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 PAGE, SLOTS, PAGES = 4, 5, 12
 LENGTHS, TOKENS = [9, 3, 20], [5, 6, 7]
 QUICK = ("mamba2-groups", "nemotron_h-moe", "granitemoehybrid-rope", "falcon_h1", "qwen3_5_moe", "kimi_linear")
-"""Together these have every layer that Triton computes. The interpreter is slow, so the others are left to the soak."""
+"""These families together contain every layer that Triton computes. Its interpreter is slow: the soak runs the rest."""
 
 
 def made(name: str, device: torch.device) -> tuple[Model, Pools]:
@@ -34,7 +34,7 @@ def prefill(device: torch.device) -> Batch:
 
 
 def decode(device: torch.device, tokens: list[int], at: int) -> Batch:
-    """Return a batch with one token for each of three rows, all at the same position."""
+    """Return a batch that decodes one token for each of three rows, all at position `at`."""
     positions = torch.full((3,), at).to(device)
     rows = Decode(torch.tensor([0, 1, 2]).to(device), positions, table([0, 1, 2], device))
     return Batch(torch.tensor(tokens).to(device), positions, None, rows)
@@ -42,7 +42,7 @@ def decode(device: torch.device, tokens: list[int], at: int) -> Batch:
 
 @torch.inference_mode()
 def on_a_cpu(name: str) -> tuple[Tensor, Tensor, Pools]:
-    """Return the logits of a prefill and of the decoding step after it, and the pools after both."""
+    """Return the logits of a prefill, the logits of the decoding step after it, and the pools after both."""
     model, pools = made(name, CPU)
     return (
         model.logits(model.forward(prefill(CPU), pools)),
@@ -72,7 +72,7 @@ def test_families_compute_the_same(name: str) -> None:
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
 @pytest.mark.parametrize("name", ["mamba2", "mamba2-groups"])
 def test_decoding_steps_are_captured_and_replayed(name: str, seed: int | None) -> None:
-    """Run two steps, whose tokens are uploaded into the tensors of the captured step."""
+    """Run two steps, and upload the tokens of each into the input tensors of the captured step."""
     steps = [[5, 6, 7], [8, 9, 10]]
     model, pools = made(name, CPU)
     with torch.inference_mode():

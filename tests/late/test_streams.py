@@ -1,4 +1,4 @@
-"""When operations are executed: streams and events, captured steps, threads, and Triton kernels."""
+"""When the late device executes operations: streams and events, captured steps, threads, Triton kernels."""
 
 import itertools
 import queue
@@ -98,9 +98,9 @@ def test_one_thread_waits_for_what_another_enqueues() -> None:
 
 
 def collected(late: LateDevice, steps: int, buffers: int) -> list[float]:
-    """Return what one thread collects of the steps that another enqueues.
+    """Enqueue steps in this thread, and return the results that a second thread collects after each step's event.
 
-    buffers: how many buffers are used in turn for the uploads, and for the downloads
+    buffers: how many host buffers the uploads use in turn, and how many the downloads use
     """
     stream, total = late.stream(), late.of(torch.zeros(4))
     inputs, outputs = ([stream.host_buffer(16).view(torch.float32) for _ in range(buffers)] for _ in range(2))

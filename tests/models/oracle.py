@@ -194,7 +194,7 @@ class Oracle:
         self._process: subprocess.Popen[str] | None = None
 
     def checkpoint(self, name: str, max_shard_size: str = "1GB") -> Path:
-        """Return the folder of a checkpoint in CHECKPOINTS, with tokenizer and chat template. It is made once."""
+        """Return the folder of a checkpoint in CHECKPOINTS, with tokenizer and chat template; make it only once."""
         architecture, config = CHECKPOINTS[name]
         path = self.folder / f"{name}-{max_shard_size}"
         if not path.exists():
@@ -213,12 +213,12 @@ class Oracle:
         return torch.tensor(self._ask("logits", path=str(path), ids=ids))
 
     def greedy(self, path: Path, ids: list[int], count: int) -> list[int]:
-        """Return the `count` greedy tokens after ids, each from a full forward; EOS does not end them."""
+        """Return the `count` greedy tokens after ids, each from a full forward; generation does not stop at EOS."""
         tokens: list[int] = self._ask("greedy", path=str(path), ids=ids, count=count)
         return tokens
 
     def continued(self, template: str, chat: list[dict[str, str]]) -> str | None:
-        """Render the chat with its final message left open; None if the template does not allow that."""
+        """Return the chat rendered with its final message left open; None if the template does not allow that."""
         text: str | None = self._ask("continued", template=template, chat=chat)
         return text
 
@@ -272,7 +272,7 @@ def with_tokens(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_tokenizer(path: Path) -> None:
-    """Write a tokenizer in which each byte is its own id, special tokens begin at 256, and tokenizer_config.json."""
+    """Write a tokenizer in which each byte is its own id and special tokens begin at 256, and tokenizer_config.json."""
     alphabet = [character for _, character in sorted(byte_characters().items())]
     tokenizer = Tokenizer(models.BPE(vocab={character: byte for byte, character in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def make(torch: Any, transformers: Any, architecture: str, config: dict[str, Any], path: str, shard: str) -> None:
-    """Save a model of this architecture with random parameters, so that no two can be mixed up unnoticed."""
+    """Save a model of this architecture with random parameters, so that no two parameters can be mixed up unnoticed."""
     model_class = getattr(transformers, architecture)
     model = model_class(model_class.config_class(**config)).float()
     generator = torch.Generator().manual_seed(config.get("text_config", config)["hidden_size"])
@@ -41,7 +41,7 @@ def make(torch: Any, transformers: Any, architecture: str, config: dict[str, Any
 
 
 def continued(utils: Any, template: str, chat: list[dict[str, str]]) -> str | None:
-    """Render the chat with its final message left open; None if the template does not allow that."""
+    """Return the chat rendered with its final message left open; None if the template does not allow that."""
     try:
         [text], _ = utils.render_jinja_template([chat], chat_template=template, continue_final_message=True)
     except ValueError:
@@ -71,10 +71,10 @@ def main() -> None:
     tokenizers: dict[str, Any] = {}
 
     def logits(path: str, ids: list[int]) -> Any:
-        """Return the logits of a full forward without a cache: the only path that is right in every family."""
+        """Return the logits of a full forward without a cache: the cache of transformers is wrong in some families."""
         if path not in models:
             from_pretrained = transformers.AutoModelForCausalLM.from_pretrained
-            # The other implementations take only sizes that are multiples of 16 bytes.
+            # Implementations other than eager take only sizes that are multiples of 16 bytes.
             models[path] = from_pretrained(path, experts_implementation="eager").float().eval()
         with torch.no_grad():
             return models[path](torch.tensor([ids]), use_cache=False).logits[0]

@@ -43,7 +43,7 @@ def prefill(
     checkpoints: list[StateCheckpoint],
     decode: tuple[list[int], Decode] | None = None,
 ) -> list[int]:
-    """Return greedy tokens at every position of the parts (start, tokens), then at the decoding rows."""
+    """Feed parts (start, tokens) and then decoding rows, and return the greedy token after each fed token."""
     offsets: list[int] = [0]
     tokens: list[int] = []
     positions: list[int] = []
@@ -156,7 +156,7 @@ def test_every_prefill_position_has_its_own_output(page_fold: bool) -> None:
 @pytest.mark.parametrize("damage", ["state", "first page", "last page", "page order", "position"])
 def test_any_wrong_state_or_page_changes_the_output(damage: str) -> None:
     rng = random.Random(11)
-    model = HashModel(2**20, 16, 4096)  # a vocabulary in which two hashes hardly meet
+    model = HashModel(2**20, 16, 4096)  # a vocabulary so large that two hashes hardly ever give the same token
     pools = allocate(model, 1, 8, PAGE_SIZE, torch.device("cpu"))
     table = random_table(rng, 1, 8)
     prompt = random_tokens(rng, 40)

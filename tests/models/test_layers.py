@@ -86,7 +86,7 @@ def test_torch_computes_with_experts_of_integers_where_there_is_no_native_code(b
 
 
 def test_latent_attention_sums_only_the_latents() -> None:
-    """The values are the latents of 13 numbers, without the 2 numbers of the shared keys after them."""
+    """The values are the latents of 13 numbers, without the 2 numbers of shared keys that follow each latent."""
     model, widths = random_model(settings_of("kimi_linear-odd"), torch.float32, torch.device("cpu"), 0), set[int]()
     assert isinstance(model, torch.nn.Module)
     for layer in model.modules():

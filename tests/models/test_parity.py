@@ -16,7 +16,7 @@ PAGE = 16
 LENGTH = 150
 DECODED = 64
 KINDS = ("mamba2", "nemotron_h-moe", "granitemoehybrid-rope", "falcon_h1-norm", "qwen3_5_moe", "kimi_linear-moe")
-"""Between them they have every layer."""
+"""These checkpoints together contain every kind of layer."""
 KERNELS = {"torch": nullcontext, "native": lambda: installed(runnable()[0], threads=2)}
 FAMILIES = pytest.mark.parametrize(
     ("name", "kernels"),
@@ -92,7 +92,7 @@ def test_prefill_at_once_in_uneven_chunks_and_64_decoded_tokens(oracle: Oracle, 
 @FAMILIES
 @pytest.mark.usefixtures("kernels")
 def test_prefill_and_decode_of_many_sequences_in_one_step(oracle: Oracle, name: str) -> None:
-    """Three sequences decode while three others are prefilled, one of them from the middle."""
+    """Three sequences decode while three others are prefilled, one of which resumes in its middle."""
     path = oracle.checkpoint(name)
     model = load_model(path, None, CPU)
     lengths = [20, 37, 61, 9, 80, 33]
@@ -159,6 +159,6 @@ def test_bfloat16_weights_keep_states_in_float32_and_stay_near(oracle: Oracle, n
     logits = [m.logits(m.forward(prefill(tokens, 0, 0, table), make_pools(m, 1, 1))) for m in (exact, rounded)]
     assert all(shape.dtype == torch.float32 for shape in rounded.state_specs())
     assert logits[1].dtype == torch.float32
-    # A token for which rounding chooses another expert may be far off.
+    # The median, because a token for which rounding chooses another expert may be far off.
     error = (logits[1] - logits[0]).square().mean(1).sqrt().median() / logits[0].std()
     assert 0 < error < 0.1

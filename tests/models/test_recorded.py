@@ -1,4 +1,4 @@
-"""Replayed decoding steps give the same as the model's forward, in every family."""
+"""Replayed decoding steps give the same results as the model's forward, in every family."""
 
 from collections.abc import Iterator
 
@@ -35,7 +35,7 @@ class Pair:
         self.table = order.view(ROWS, PAGES).int()
 
     def forward(self, batch: Batch) -> None:
-        """Run both, and check that hidden states and pools are the same to the bit."""
+        """Run the batch through both models, and check that hidden states and pools are the same to the bit."""
         expected = self.model.forward(batch, self.pools[0])
         assert torch.equal(self.recorded.forward(batch, self.pools[1]), expected)
         assert self.bits(self.pools[0]) == self.bits(self.pools[1])

@@ -1,4 +1,4 @@
-"""The figures of a run: requests by status, sizes of the server, and what was wrong; printed at its end."""
+"""The figures of a run, printed at its end: requests by status, sizes of the server, and complaints."""
 
 import statistics
 from collections import Counter, defaultdict
@@ -10,28 +10,28 @@ MOST_WRONG = 20
 
 @dataclass(frozen=True)
 class Size:
-    """The size of the server's process at one time."""
+    """A measurement of the server's process: memory, descriptors and processor time."""
 
-    life: int  # which of the server's lives
+    life: int  # number of the server's life, counted from 1
     age: float  # seconds since this life began
     resident_mib: float
     descriptors: int
-    cpu_s: float  # processor time that it has used so far
+    cpu_s: float  # processor time used since the start of this life
 
 
 @dataclass
 class Figures:
-    """Everything that a run counts."""
+    """A record of everything that a run counts."""
 
     statuses: defaultdict[str, Counter[int | None]] = field(default_factory=lambda: defaultdict(Counter))
-    """By kind of client; 0: closed without an answer; None: cut off by a kill."""
-    done: Counter[str] = field(default_factory=Counter)  # how often each thing was done, by name
-    ended: Counter[str] = field(default_factory=Counter)  # connections that the server has ended, by reason
+    """Answers by kind of client and status. Status 0: closed without an answer; None: cut off by a kill."""
+    done: Counter[str] = field(default_factory=Counter)  # how often each action was done, by its name
+    ended: Counter[str] = field(default_factory=Counter)  # connections that the server has closed, by reason
     sizes: list[Size] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)  # complaints, of which there must be none
+    wrong: list[str] = field(default_factory=list)  # complaints; a run passes only without any
 
     def answered(self, kind: str, status: int | None) -> None:
-        """Count an answer, and complain about a status that no client may cause."""
+        """Count an answer, and complain if its status is a 5xx other than 503 and 507."""
         self.statuses[kind][status] += 1
         if status is not None and status >= 500 and status not in (503, 507):
             self.complain(f"{kind}: status {status}")
@@ -41,7 +41,7 @@ class Figures:
             self.wrong.append(what[:2000])
 
     def grown(self, life: int, since: float) -> tuple[Size, Size]:
-        """Return the medians of the first and of the last third of the sizes of a life, from an age on."""
+        """Return the median size in the first and in the last third of a life, from the age `since` (seconds) on."""
         seen = [size for size in self.sizes if size.life == life and size.age >= since]
         third = max(1, len(seen) // 3)
         return median(seen[:third]), median(seen[-third:])
@@ -73,5 +73,5 @@ def median(sizes: Sequence[Size]) -> Size:
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """Return the least of the values that at least this part of them does not exceed."""
+    """Return the smallest value that is not exceeded by a fraction `part` of the values."""
     return sorted(values)[max(0, -int(-len(values) * part // 1) - 1)]

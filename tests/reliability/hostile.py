@@ -27,7 +27,7 @@ PAUSE_S = 0.1
 
 
 async def send_fuzzed(lives: Lives, seed: int, numbers: Iterator[int]) -> None:
-    """Send fuzzed requests until cancelled; each worker takes the next number."""
+    """Send fuzzed requests until cancelled. All workers share `numbers`, so each request is sent once."""
     clients: dict[int, Client] = {}
     for number in numbers:
         await asyncio.sleep(Random(number).uniform(0, PAUSE_S))
@@ -57,7 +57,7 @@ class Peer:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self.received = b""  # the end of what the server has sent
+        self.received = b""  # the last 256 KiB that the server has sent
 
     def send(self, data: bytes) -> None:
         self._writer.write(data)
@@ -93,7 +93,7 @@ HEAD = b"Host: localhost\r\nContent-Type: application/json\r\nAuthorization: Bea
 
 
 async def half_headers(peer: Peer, random: Random) -> None:
-    """Send part of the headers."""
+    """Send only part of the headers."""
     peer.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: local")
 
 
@@ -105,7 +105,7 @@ async def trickled_headers(peer: Peer, random: Random) -> None:
 
 
 async def half_body(peer: Peer, random: Random) -> None:
-    """Send part of a body."""
+    """Send only part of a body."""
     peer.post(b'{"messages": [' + b" " * random.choice([0, BIG_BODY]), length=BIG_BODY + 100)
 
 
@@ -117,14 +117,14 @@ async def trickled_body(peer: Peer, random: Random) -> None:
 
 
 async def never_reads(peer: Peer, random: Random) -> None:
-    """Request large answers and read none."""
-    for _ in range(12):  # With more, the limit on bytes in flight would end it before the unread timeout does.
+    """Request large answers and do not read them."""
+    for _ in range(12):  # More requests would reach the limit of bytes in flight before the unread timeout.
         peer.post(LARGE_ANSWER, "/detokenize")
     await asyncio.sleep(UNREAD_S * 2)
 
 
 async def idle(peer: Peer, random: Random) -> None:
-    """Send nothing more after at most one request."""
+    """Send one request or none, and then nothing."""
     if random.random() < 0.5:
         peer.post(CHAT)
 
@@ -150,7 +150,7 @@ async def half_frame(peer: Peer, random: Random) -> None:
 
 
 async def many_creates(peer: Peer, random: Random) -> None:
-    """Send websocket messages that wait for the first one, without reading the events or answering a ping."""
+    """Send websocket messages that wait for the first one; read no events and answer no ping."""
     await peer.upgrade()
     create = b'{"type": "response.create", "input": "a", "max_output_tokens": 24}' + b" " * random.choice(
         [10_000, BIG_BODY]
@@ -171,7 +171,7 @@ KINDS: tuple[Callable[[Peer, Random], Awaitable[None]], ...] = (
 
 
 async def connect_badly(lives: Lives, seed: int) -> None:
-    """Open one bad connection after another until cancelled. The server must close each, with or without an answer."""
+    """Open one bad connection after another until cancelled. Complain if the server does not close one in time."""
     random = Random(seed)
     while True:
         kind = random.choice(KINDS)
@@ -191,7 +191,7 @@ async def connect_badly(lives: Lives, seed: int) -> None:
 
 
 async def connect(kind: Callable[[Peer, Random], Awaitable[None]], host: str, port: int, random: Random) -> bytes:
-    """Run a client of this kind from its beginning to its end, and return what the server sent."""
+    """Run a client of this kind until the server closes the connection; return the end of what the server sent."""
     own = socket.socket()
     own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
     own.setblocking(False)
@@ -212,7 +212,7 @@ async def connect(kind: Callable[[Peer, Random], Awaitable[None]], host: str, po
 
 
 def hostility(lives: Lives, seed: int, fuzzers: int, slow: int) -> list[Awaitable[None]]:
-    """Return all hostile clients, each of which runs until cancelled."""
+    """Return the tasks of all hostile clients; each runs until cancelled."""
     numbers = itertools.count()
     return [
         *(send_fuzzed(lives, seed, numbers) for _ in range(fuzzers)),

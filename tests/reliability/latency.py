@@ -1,4 +1,4 @@
-"""How long the answers to the well-behaved client took, by the windows of a run."""
+"""The latency of answers to the well-behaved client, for each window (named time span) of a run."""
 
 import asyncio
 import contextlib
@@ -17,16 +17,16 @@ from tests.reliability.well_behaved import Measurement
 
 
 class Latency:
-    """Runs the well-behaved client, and collects its measurements."""
+    """The well-behaved client in a process of its own, and the measurements that it prints."""
 
     def __init__(self, lives: Lives, figures: Figures) -> None:
         self._lives, self._figures = lives, figures
-        self._began: list[tuple[float, str]] = []  # when each window began, and its name
+        self._began: list[tuple[float, str]] = []  # start and name of each window
         self._measurements: list[Measurement] = []
 
     @contextlib.asynccontextmanager
     async def measured(self, model: Path, key: str) -> AsyncIterator[None]:
-        """Run the client while the block runs."""
+        """Run the well-behaved client while the block runs."""
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         client = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.reliability.well_behaved", str(self._lives.url_file), str(model), key,
@@ -46,13 +46,13 @@ class Latency:
             self._measurements.append(msgspec.json.decode(line, type=Measurement))
 
     def open(self, window: str, now: float) -> None:
-        """Begin a window of this name, which ends where the next one begins."""
+        """Begin a window with this name, which ends where the next window begins."""
         self._began.append((now, window))
 
     def judge(self) -> dict[str, list[float]]:
-        """Return the seconds that the right answers took, by window.
+        """Return the latencies in seconds of the right answers, by window.
 
-        Other answers are reported as wrong, unless a kill explains them.
+        Complain about wrong and missing answers, unless the server was killed in the meantime.
         """
         by_window: dict[str, list[float]] = {name: [] for _, name in self._began}
         for measurement in self._measurements:

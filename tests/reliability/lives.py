@@ -53,14 +53,14 @@ ENDED = re.compile(r'^baton:connections_ended_total\{[^}]*why="(\w+)"[^}]*\} (\S
 
 
 class Lives:
-    """The successive lives of a server. A client that finds it down waits for the next life."""
+    """The successive lives of a server: a life lasts from a start to a kill. Clients wait while the server is down."""
 
     def __init__(self, model: Path, folder: Path, figures: Figures) -> None:
-        self.number = 0  # how often it has been started
+        self.number = 0  # how often the server has been started
         self.figures = figures
-        self.url_file = folder / "url"  # holds the server's url, for clients in processes of their own
+        self.url_file = folder / "url"  # holds the server's URL, for clients in other processes
         self.url = ""
-        self.down: list[tuple[float, float]] = []  # when it was down, as (begin, end)
+        self.down: list[tuple[float, float]] = []  # (begin, end) of each time without a server
         options = [text for name, value in OPTIONS.items() for text in (f"--{name}", str(value))]
         keys = [text for key in KEYS for text in ("--api-key", key)]
         self._arguments = [*SERVE, str(model), *options, *keys, "--session-dir", str(folder / "sessions")]
@@ -69,7 +69,7 @@ class Lives:
         self._started = 0.0
 
     async def start(self) -> None:
-        """Start the server, and let waiting clients continue with its new url."""
+        """Start the server, and let waiting clients continue with its new URL."""
         self._server = ServerProcess(self._arguments, key=OPERATOR)
         await asyncio.to_thread(self._server.__enter__)
         self.number += 1
@@ -94,7 +94,7 @@ class Lives:
         await self.start()
 
     async def end(self) -> None:
-        """End the server with SIGTERM, and check that it exits cleanly."""
+        """Stop the server with SIGTERM, and check that it exits cleanly."""
         assert self._server is not None
         await asyncio.to_thread(self.count_ended)
         await asyncio.to_thread(self._server.__exit__, None)
@@ -106,7 +106,7 @@ class Lives:
         return self.number
 
     def is_over(self, number: int) -> bool:
-        """Return whether this life has ended."""
+        """Return whether life `number` has ended."""
         return number != self.number or not self._up.is_set()
 
     def address(self) -> tuple[str, int]:
@@ -119,7 +119,10 @@ class Lives:
         return self._server
 
     async def watch(self) -> None:
-        """Record sizes and the server's own findings until cancelled. Raise as soon as anything was wrong."""
+        """Record sizes, and check the server's own reports, until cancelled.
+
+        Raises AssertionError at the first complaint.
+        """
         async with Caller(self, OPERATOR, "operator") as operator:
             while True:
                 life = await self.current()
@@ -132,12 +135,12 @@ class Lives:
                 await asyncio.sleep(WATCH_S)
 
     async def descriptors_at_rest(self) -> int:
-        """Return how many descriptors are open once idle connections have been closed."""
+        """Return how many descriptors are open after the idle timeout has closed idle connections."""
         await asyncio.sleep(IDLE_S + 1)
         return self.server.descriptors()
 
     def count_ended(self) -> None:
-        """Count which limits of connections have been reached, and how often."""
+        """Add the connections that this life has ended, by the limit that was reached, to the figures."""
         with urlopen(Request(f"{self.url}/metrics", headers={"Authorization": f"Bearer {OPERATOR}"})) as response:
             for why, count in ENDED.findall(response.read().decode()):
                 self.figures.ended[why] += int(float(count))
@@ -153,7 +156,7 @@ class Lives:
         )
 
     def _check(self, info: dict[str, Any], life: int) -> None:
-        """Complain about what the server's own information shows to be wrong."""
+        """Complain if /server_info reports a failure, a lost slot or page, or more sessions than allowed."""
         slots, pages = info["gauges"]["slots"], info["gauges"]["pages"]
         lost = {name: info["counters"][name] for name in WHOLE_COUNTERS if info["counters"].get(name)}
         wrong = {
@@ -167,7 +170,10 @@ class Lives:
             self.figures.complain(f"life {life}: {wrong}")
 
     def _read_log(self) -> None:
-        """Complain about log lines that no client may cause, and drop the lines: an hour has many."""
+        """Complain about log lines that no client may cause.
+
+        Drop all lines, because an hour of log needs much memory.
+        """
         server, read = self.server, len(self.server.log)
         for line in troubles(server):
             self.figures.complain(f"life {self.number}, log: {line}")
@@ -175,7 +181,7 @@ class Lives:
 
 
 class Caller:
-    """A client with an API key that opens a connection for each request."""
+    """An HTTP client with an API key that opens a new connection for each request."""
 
     def __init__(self, lives: Lives, key: str, kind: str) -> None:
         self._lives = lives
@@ -192,7 +198,7 @@ class Caller:
         await self._http.close()
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any] | None:
-        """Return status and body, or None if there was no answer. That is a complaint unless the server was killed."""
+        """Return status and body, or None without an answer. Complain about that unless the server was killed."""
         life = await self._lives.current()
         try:
             async with self._http.request(method, self._lives.url + path, json=body) as response:

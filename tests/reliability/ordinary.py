@@ -1,4 +1,4 @@
-"""Ordinary clients that chat while the well-behaved one is measured, with and without hostile clients."""
+"""Ordinary clients: they chat while the well-behaved client is measured, with and without hostile clients."""
 
 import asyncio
 from random import Random

@@ -1,4 +1,4 @@
-"""Two API keys whose sessions have the same ids: after a kill each finds its own history, and no other."""
+"""Two API keys whose sessions have the same ids. After a kill each key must find its own histories, and no others."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from baton.models.hash_definition import expected_output
 from tests.fuzz.shapes import VOCAB
 from tests.reliability.lives import TENANTS, Caller, Lives
 
-# Ids that the fuzzed requests use too, under a key of their own.
+# Session ids that fuzzed requests use too, under an API key of their own.
 SHARED = ("s0", "s1", "s3")
 LONGEST = 130
 RETRY_S = 0.2
@@ -18,28 +18,28 @@ REFUSED = (429, 503)
 
 @dataclass(frozen=True)
 class History:
-    """The tokens of a session, and its turns."""
+    """The history of a session: its tokens and its turns."""
 
     tokens: tuple[int, ...] = ()
-    turns: tuple[tuple[int, int], ...] = ()  # the number of each turn, and the position at its end
+    turns: tuple[tuple[int, int], ...] = ()  # number and end position of each turn
 
     def positions(self) -> list[int]:
         return [position for _, position in self.turns]
 
 
 class Talk:
-    """One session, as its client knows it."""
+    """A session as its client knows it."""
 
     def __init__(self, caller: Caller, lives: Lives, id: str, name: str) -> None:
         self._caller, self._lives = caller, lives
         self._path = f"/v1/sessions/{id}"
         self._name = f"session {id} of {name}"
-        self._known = History()  # what was acknowledged
-        # The history if the last request, which was not answered, was carried out nonetheless.
+        self._known = History()  # the history that the server has acknowledged
+        # What the history is if the last request, which got no answer, was carried out.
         self._unconfirmed: History | None = None
 
     async def go_on(self, random: Random) -> None:
-        """Take turns until cancelled, with a rewind or a suspension now and then. Check the history after each kill."""
+        """Take turns until cancelled, with an occasional rewind or suspension. Check the history after each kill."""
         checked = 0
         while True:
             life = await self._lives.current()
@@ -54,7 +54,7 @@ class Talk:
             await asyncio.sleep(random.uniform(0, 0.2))
 
     async def _check(self) -> bool:
-        """Check that everything acknowledged is there, and at most the unanswered request beyond it.
+        """Check that the server has exactly the acknowledged turns, or also what the unanswered request would add.
 
         Return False if there was no answer.
         """
@@ -73,7 +73,7 @@ class Talk:
         return True
 
     async def _turn(self, random: Random) -> None:
-        """Take a turn whose output is known, and compare the answer with it."""
+        """Take a turn whose output can be predicted, and compare the answer with the prediction."""
         new = [random.randrange(250) for _ in range(random.randint(1, 20))]
         output = expected_output([*self._known.tokens, *new], random.randint(1, 8), VOCAB)
         before, tokens = len(self._known.tokens), (*self._known.tokens, *new, *output)
@@ -96,9 +96,9 @@ class Talk:
             self._known = rewound
 
     async def _request(self, what: str, body: Any) -> Any:
-        """Send a request, and return its answer; None if it was refused, or if it was not answered.
+        """Send a request and return its answer; None if the request was refused or not answered.
 
-        One that was not answered may have been carried out nonetheless.
+        A request without an answer may have been carried out.
         """
         answer = await self._caller.ask("POST", f"{self._path}/{what}", body)
         if answer is None:
@@ -117,7 +117,7 @@ class Talk:
 
 
 class Tenant:
-    """An API key with its sessions, which also tries to reach the sessions of the other key."""
+    """A client with an API key and sessions, which also tries to reach the sessions of the other key."""
 
     def __init__(self, lives: Lives, name: str, seed: int) -> None:
         self._lives = lives
@@ -155,5 +155,5 @@ class Tenant:
 
 
 def own(name: str) -> str:
-    """Return the id of the session that only this key has."""
+    """Return the id of the session that only the API key `name` has."""
     return f"of-{name}"

@@ -23,31 +23,31 @@ pytestmark = pytest.mark.anyio
 
 CHATS, FUZZERS, SLOW = 16, 2, 40
 COLD_S = 3.0
-OWN_DESCRIPTORS = 4  # Room for a file or a connection of the server's own, but not for one per client.
+OWN_DESCRIPTORS = 4  # for a file or a connection of the server itself; too few for one a client
 LIMITS = {"headers", "idle", "unread", "left", "websocket", "bytes"}
 SOAK_MINUTES = float(os.environ.get("BATON_RELIABILITY_MINUTES") or 20)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The phases of a run, and what is required of it."""
+    """The phases of a run, and the conditions that it must meet."""
 
-    alone: float  # seconds with the well-behaved client only
-    calm: float  # seconds with ordinary clients
-    lives: tuple[float, ...]  # seconds of each life with hostile clients; the last is the longest
-    warm: float  # seconds after which a life's memory may grow by growth_mib at most
+    alone: float  # seconds in which only the well-behaved client runs
+    calm: float  # seconds in which ordinary clients run too
+    lives: tuple[float, ...]  # seconds that each life with hostile clients lasts; the last one is the longest
+    warm: float  # from this age (seconds) on, a life's memory may grow by at most growth_mib
     growth_mib: float
-    part: float  # the part of the well-behaved client's answers that must be fast
-    slower: float  # how many times as long as in the calm they may take
+    part: float  # quantile of the well-behaved client's latencies that is compared
+    slower: float  # a hostile latency may be this many times the calm one
     more_s: float  # plus this many seconds
 
 
-# Too short to say more than that no client is stopped; the memory still grows towards the limits on bytes.
+# A short run only shows that no client is blocked. Its memory still grows towards the limits on bytes in flight.
 SHORT = Plan(2, 5, (6, 9), warm=COLD_S, growth_mib=120, part=0.5, slower=1, more_s=0.25)
 
 
 def long_plan(minutes: float) -> Plan:
-    """Return a plan with a kill about every three minutes, and at least two, before a long last life."""
+    """Return a plan with a kill about every three minutes, at least two kills, and a long last life."""
     seconds = minutes * 60
     count = max(2, round(seconds * 0.6 / 180))
     lives = (*[seconds * 0.6 / count] * count, seconds * 0.3)
@@ -61,7 +61,7 @@ def long_plan(minutes: float) -> Plan:
     ids=["short", "long"],
 )
 async def test_all_at_once(tmp_path: Path, plan: Plan, seed: int | None) -> None:
-    """BATON_FIRST_SEED repeats a long run."""
+    """BATON_FIRST_SEED sets the seed of a long run, to repeat it."""
     seed = seed or int(os.environ.get("BATON_FIRST_SEED") or int.from_bytes(os.urandom(4)))
     figures = Figures()
     lives = Lives(make_hash_model(tmp_path), tmp_path, figures)
@@ -106,7 +106,7 @@ async def run(plan: Plan, seed: int, lives: Lives, latency: Latency) -> None:
 
 @contextlib.asynccontextmanager
 async def meanwhile(clients: list[Awaitable[None]]) -> AsyncIterator[None]:
-    """Run the clients until the block ends. An error of any of them ends the block."""
+    """Run the clients while the block runs. An error of a client ends the block."""
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(client) for client in clients]
         yield

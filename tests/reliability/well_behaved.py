@@ -1,4 +1,4 @@
-"""A client that behaves well, in a process of its own, so that only the server can delay it.
+"""The well-behaved client, in a process of its own so that only the server can delay it.
 
 It prints a line for each answer; see Measurement.
 """
@@ -25,17 +25,17 @@ AWAY_S = 0.05
 
 
 class Measurement(msgspec.Struct):
-    """One request, and how it was answered. Times are seconds of the monotonic clock."""
+    """A request and the result of its answer. Times are seconds of the monotonic clock."""
 
-    began: float  # when it was sent
-    took: float  # how long the answer took
+    began: float  # when the request was sent
+    took: float  # time until the complete answer
     status: int  # 0 if there was no answer
-    right: bool  # whether the answer was the right one
+    right: bool  # whether the answer was as predicted
     error: str = ""
 
 
 class WellBehaved:
-    """Sends one request after another over a kept connection, half of them with tokens and half as chat."""
+    """A client that sends one request at a time over a persistent connection, alternating tokens and chat."""
 
     def __init__(self, url_file: Path, model: Path, key: str) -> None:
         self._url_file = url_file
@@ -44,7 +44,7 @@ class WellBehaved:
         self._random = Random(1)
 
     async def run(self) -> None:
-        """Send requests until the process is ended."""
+        """Send requests until the process is terminated."""
         async with aiohttp.ClientSession(headers=self._headers) as http:
             for number in itertools.count():
                 ask = self._ask_tokens if number % 2 else self._ask_chat

@@ -34,13 +34,13 @@ def bench(*arguments: str) -> list[str]:
 
 
 def table(lines: list[str]) -> dict[str, list[float]]:
-    """Return the rows of three figures, by name."""
+    """Return the printed rows that have three figures, by the row's name."""
     rows = (re.fullmatch(r"(.+?)((?: +[\d.,]+){3})", line) for line in lines)
     return {row[1]: [float(figure.replace(",", "")) for figure in row[2].split()] for row in rows if row}
 
 
 def ratio(lines: list[str], name: str) -> tuple[float, int]:
-    """Return the median of a comparison, and the number of its ratios."""
+    """Return the median ratio of a comparison, and the number of ratios it was taken from."""
     [found] = [match for line in lines if (match := re.match(rf"{re.escape(name)}: (\S+) \(median of (\d+), ", line))]
     return float(found[1]), int(found[2])
 
@@ -148,7 +148,7 @@ def test_sessions() -> None:
     early, late, cold, transformers = rows.values()
     assert list(rows)[:2] == ["turn 2, after 500 tokens", "turn 4, after 1,500 tokens"]
     assert all(0 < low <= median <= high for median, low, high in rows.values())
-    # A turn of 8 tokens against one of 1,508. The fastest of each are compared, so that a busy machine does not matter.
+    # A turn computes 8 tokens, a cold prompt 1,508. Only the fastest runs count, in case the machine is busy.
     assert max(early[1], late[1]) < cold[1] and late[1] < transformers[1]
     assert ratio(lines, "turn 4 / turn 2")[1] == ratio(lines, "transformers / turn 4")[1] == 2
     assert lines[-1] == "the first token is the same as transformers' in 2 of 2"
@@ -158,7 +158,7 @@ def test_sessions() -> None:
 def test_families(tmp_path: Path) -> None:
     sizes = ["--layers", "2", "--threads", "1", "--prompt", "64", "--batches", "2", "--repeats", "0"]
     lines = bench("--rounds", "2", "--weights", str(tmp_path), "families", "--shapes", "granite-151m", *sizes)
-    # One table for the bare loop, one for the server.
+    # There are two tables: one for the bare loop, one for the server.
     compared = [after for line, after in pairwise(lines) if line.startswith("that / mamba2-129m's")]
     assert len(compared) == 2
     assert all(re.fullmatch(r"granite-151m( +[\d.]+ \([\d.]+-[\d.]+\)){2}", line) for line in compared)
@@ -172,7 +172,7 @@ def test_agents() -> None:
     early, late = table(lines)
     assert early == "step 2" and late.startswith("step 5, a prompt of ")
     assert ratio(lines, "step 5 / step 2")[1] == 2
-    # All is cached but the last step, which is short against the tools and rules.
+    # All of the prompt is cached but the last step, which is short compared to the tools and rules.
     [cached] = [float(line.split()[3]) for line in lines if line.startswith("of that prompt")]
     assert cached > 80
 

@@ -1,4 +1,4 @@
-"""The parts of scripts/bench: statistics, floors, schedules, names of contenders, and readings of the machine."""
+"""The parts of scripts/bench: statistics, floors (lower bounds of time), schedules, contenders' names, machine load."""
 
 import json
 import math
@@ -248,7 +248,7 @@ def test_contenders_take_turns_and_another_begins_each_round(monkeypatch: pytest
 
 @dataclass(frozen=True)
 class Bench:
-    """A workbench whose contenders log their prompts by shape."""
+    """A workbench whose contenders log their prompts for each model shape."""
 
     read: defaultdict[int, list[tuple[int, ...]]]
     config: dict[str, Any] = field(default_factory=dict)

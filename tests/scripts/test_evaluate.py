@@ -45,7 +45,7 @@ async def test_a_first_question_has_nothing_to_fork() -> None:
 
 
 async def test_different_tokens_cold_are_noticed() -> None:
-    """The ring gives another answer to requests with a salt."""
+    """The fake ring gives a different answer to requests with another salt, which are the cold ones."""
     async with serving(max_model_len=8192) as served:
         start, usual = served.ring._start, list[str]()
 
@@ -83,7 +83,7 @@ async def test_the_command_prints_a_table_and_sets_its_exit_code() -> None:
 @pytest.mark.parametrize("name", EXAMS)
 @pytest.mark.parametrize("turns", [1, 5])
 def test_the_expected_answer_of_a_question_is_right(name: str, turns: int) -> None:
-    """Exams are also reproducible, and render to the same text as messages without tools."""
+    """Each expected answer is scored as right. Exams are reproducible, and render alike with and without tools."""
     for number in range(5):
         chat = make_exam(name, number, turns)
         assert chat.messages() == make_exam(name, number, turns).messages()

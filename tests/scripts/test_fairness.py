@@ -19,12 +19,12 @@ UNLIMITED = 1 << 16
 
 @dataclass(frozen=True)
 class Tenants:
-    """A tenant whose users chat, and one that scans."""
+    """A workload of two tenants: one has users that chat, the other scans unique prompts."""
 
-    users: int  # of the tenant that chats
-    talks: int  # of each user
-    turns: int  # of each talk
-    scan: int  # prompts of the other tenant
+    users: int  # users of the tenant that chats
+    talks: int  # conversations of each user
+    turns: int  # turns of each conversation
+    scan: int  # prompts of the tenant that scans
 
     def alone(self) -> Workload:
         return Workload(lambda rng, requests: self._chats(), self.users)
@@ -39,7 +39,7 @@ class Tenants:
             yield Arrival(index * 20 / self.users, self._user(Random(rng.random()), systems))
 
     def _user(self, rng: Random, systems: list[list[int]]) -> Client:
-        """Hold one conversation after another."""
+        """Hold `talks` conversations, one after another."""
         for _ in range(self.talks):
             yield from chat(rng, rng.choice(systems), self.turns, lambda: rng.expovariate(1 / 20), "chats")
 
@@ -52,7 +52,7 @@ class Tenants:
 class Played:
     """The outcome of a replay."""
 
-    share: float  # of the chats' prompt tokens that were reused
+    share: float  # share of the chats' prompt tokens that were reused
     frontiers: float  # mean number of states that wait to be used
     most: int  # largest number of concurrent requests
 
@@ -72,9 +72,9 @@ def played(workload: Workload, policy: str = "worth", slots: int = UNLIMITED) ->
 
 
 def test_a_scan_takes_at_most_five_points_of_anothers_reuse() -> None:
-    """In each case there are slots for the chats' waiting states and for all concurrent requests.
+    """A scan costs at most five points, given slots for the chats' waiting states and for all concurrent requests.
 
-    It is not true of a much shorter scan: the cache has not yet learned that new states are worth little.
+    This does not hold for a much shorter scan: the cache has not yet learned that new states are worth little.
     """
     tenants = Tenants(users=40, talks=4, turns=7, scan=2000)
     unlimited = played(tenants.alone())

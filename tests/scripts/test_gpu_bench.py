@@ -69,7 +69,7 @@ def test_an_unknown_part_is_rejected() -> None:
 
 
 def test_failures_are_reported_but_not_recorded(tmp_path: Path) -> None:
-    """Triton has neither a GPU nor its interpreter here."""
+    """Without a GPU and without the interpreter Triton fails, which is printed but not recorded."""
     out = tmp_path / "records.jsonl"
     done = bench("--toy", "kernels", "--out", str(out))
     assert done.returncode == 1 and "kernels: failed" in done.stdout

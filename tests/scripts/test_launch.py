@@ -15,7 +15,7 @@ COMMANDS = ("bench", "evaluate", "fuzz", "mutate", "replay", "simulate", "train_
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_python_without_packages_can_start_a_command(command: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    # -S: no site-packages; -I: not the variables and the folder of the caller. Only the standard library is left.
+    # -S leaves out site-packages, -I the caller's variables and folder: only the standard library is left.
     bare = [str(Path(sys.base_prefix) / "bin" / "python3"), "-I", "-S"]
     done = subprocess.run(
         [*bare, str(ROOT / "scripts" / command), "--help"],

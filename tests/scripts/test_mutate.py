@@ -1,4 +1,4 @@
-"""scripts/mutate: places for faults, and the report of found and surviving faults."""
+"""scripts/mutate: where it can plant faults, and its report of found and surviving faults."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def faults(text: str) -> set[str]:
-    """Return the changed line of every possible fault in a text."""
+    """Return the changed line for every fault that can be planted in a text."""
     source = text.encode()
     sites = find_sites(Path("some.py"), source)
     mutants = [make_mutant(site, change, source) for site in sites for change in site.changes]
@@ -37,7 +37,7 @@ def faults(text: str) -> set[str]:
         ("found = [b for b in a if b.c]", {"found = [b for b in a if not b.c]"}),
         ("found = True", {"found = False"}),
         ("a(0o600, 1.5)", {"pass", "a(0o601, 1.5)", "a(0o600, 2.5)"}),
-        # Code whose change would not alter behaviour.
+        # Code without faults, because changing it would not alter behaviour.
         ('a: dict[str, int] | None = f"{b + 1}"', set()),
         ("assert a < b", set()),
         ("log.warning(a + b)", set()),

@@ -21,7 +21,7 @@ from tests.api.hash_traffic import make_checkpoint
 from tests.api.server_process import SERVE, ServerProcess
 
 HEADER = HeaderEvent(2, 1.7e9, 100.0)
-BLOCK = 32  # units in a block of a Mooncake trace
+BLOCK = 32  # units of 16 tokens in a block of a Mooncake trace
 
 
 def mooncake(path: Path, *lines: tuple[int, int, int, list[int]]) -> Path:
@@ -70,7 +70,7 @@ def test_common_blocks_of_a_mooncake_trace_are_reused(tmp_path: Path) -> None:
 
 
 def test_a_turn_resumes_from_the_answer_in_a_servers_trace(tmp_path: Path) -> None:
-    """The first prompt has 5 blocks and 7 tokens; its answer ends in the 9th block. The next prompt contains both."""
+    """The next prompt contains the first one (5 blocks and 7 tokens) and its answer, which ends in the 9th block."""
     path = served(
         tmp_path / "t",
         ActEvent("cache", 1.0, 2.0),
@@ -131,7 +131,7 @@ def test_a_trace_file_without_requests_is_rejected(tmp_path: Path) -> None:
 
 
 def test_a_servers_trace_file_can_be_replayed(tmp_path: Path) -> None:
-    """Two chats of three turns: the replay reuses as much as the server, except for parts of blocks."""
+    """A replay of two chats of three turns reuses as many tokens as the server did, except for parts of blocks."""
     log = tmp_path / "log"
     small = ["--state-slots", "32", "--kv-pages", "400", "--page-size", "4", "--max-model-len", "600"]
     cached = 0

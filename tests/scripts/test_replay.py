@@ -24,7 +24,7 @@ def outcome(workload: str, policy: str, slots: int, past: Past | None = None) ->
     return play(WORKLOADS[workload], make_ring(POLICIES[policy], slots, Costs()), REQUESTS, 1, past)
 
 
-# Every third workload runs in CI.
+# Every third workload runs in CI, the others only with -m soak.
 @pytest.mark.parametrize(
     "workload", [pytest.param(name, marks=[pytest.mark.soak] * bool(at % 3)) for at, name in enumerate(WORKLOADS)]
 )
@@ -47,7 +47,7 @@ def test_the_outcome_depends_only_on_the_seed() -> None:
 
 
 def test_nothing_is_evicted_without_limits() -> None:
-    """Neither slots nor the size of the tree evict anything: the first prompt is found after 4 million units."""
+    """Neither slots nor the size of the tree evict anything: the first prompt is found after 4 million prompt units."""
     size = (1 << 22) // 32
 
     def draw(rng: Random, requests: int) -> Iterator[Arrival]:
@@ -64,7 +64,7 @@ def test_worth_keeps_chats_that_take_turns() -> None:
 
 
 def test_the_bound_of_two_conversations_in_one_slot() -> None:
-    """Two conversations take turns, and one fits: half of their repeated tokens can be reused."""
+    """With one slot for two conversations that alternate, half of their repeated tokens can be reused."""
     past, chance = Past(), Random(1)
     talks = [b"", b""]
     for turn in range(40):

@@ -1,4 +1,4 @@
-"""scripts/trace on the log of a ring in this process and on made-up logs. tests/api has that of a real server."""
+"""scripts/trace on the log of a ring in this process and on made-up logs. tests/api tests a real server's log."""
 
 import json
 import subprocess

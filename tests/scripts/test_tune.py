@@ -24,7 +24,7 @@ RIGHT, FAST, WRONG, BROKEN = CONFIGS
 
 
 def adding() -> Operation:
-    """Return an operation that works in place, so that a run with the inputs of a previous run is wrong too."""
+    """Return an operation that changes its input, so that a second run with the same input is wrong."""
 
     def run(x: Tensor) -> list[Tensor]:
         config = config_of(*KEY, x.device, *CONFIGS)
@@ -51,7 +51,7 @@ def test_the_default_stays_if_the_gain_is_noise() -> None:
 
 
 def test_all_operations_have_the_same_weight() -> None:
-    """Ten times the speed in a short operation outweighs a second in a long one."""
+    """Ten times the speed in a short operation outweighs one second less in a long one."""
     times = iter([1.0, 0.1, 100.0, 101.0])
     best, gain = fastest(KEY, CONFIGS[:2], [adding, adding], lambda _: next(times))
     assert best is FAST and gain == pytest.approx((0.1 * 1.01) ** 0.5)
@@ -63,7 +63,7 @@ def test_a_failing_default_is_an_error() -> None:
 
 
 def test_every_configurable_kernel_has_candidates() -> None:
-    """Each is also timed in the operation that launches the fewest other kernels."""
+    """Every configurable kernel has candidates, and is timed in the operation with the fewest other kernels."""
     found = choices({name: lambda build=build: build(Draw(META)) for name, build in TOYS.items()})
     kernels = {kernel for kernel, _ in found}
     assert {

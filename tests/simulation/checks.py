@@ -1,4 +1,4 @@
-"""Invariants of the ring: some are checked after every delivery that can have changed them, the others at the end."""
+"""Invariants of the ring. Most are checked after each delivery that can have changed them, the others at the end."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ IN_USE = (Place.OWNED, Place.CACHED)
 
 
 def check_leases(unit: "Unit") -> None:
-    """Check the leases that the actors list against the ledger.
+    """Check that the actors' lists of leases agree with the ledger.
 
-    Each lease is valid and belongs to the actor that lists it, each slot in use is listed once, and the places add up.
-    The ledger's own audit checks the same but is slower, so it is only called to explain a violation.
+    Each lease must be valid and belong to the actor that lists it; each slot in use must be listed exactly once. The
+    ledger's own audit checks the same but is slower, so it only explains a violation that was found.
     """
     entries, counts = unit.ledger.entries, unit.ledger.counts
     claimed = set()
@@ -53,7 +53,7 @@ def check_leases(unit: "Unit") -> None:
 
 
 def check_rows(state: SchedulerState) -> None:
-    """Check the order of the rows, and the `steady_until` of rows below it, which the plan skips."""
+    """Check the order of the rows, and recompute `steady_until` of the rows that the plan skips because of it."""
     rows = list(state.rows.values())
     assert rows == sorted(rows, key=lambda row: row.record.order), "the rows are out of order"
     for row in rows:
@@ -63,9 +63,9 @@ def check_rows(state: SchedulerState) -> None:
 
 
 def check_turns(state: SchedulerState) -> None:
-    """Check that Acquires are sent for the requests with the fewest of their flow ahead of them.
+    """Check that Acquires are sent for the requests with the fewest requests of their flow ahead of them.
 
-    Also check that the last row of a flow gives way to the first waiting request of a flow with two rows fewer.
+    Also check that a flow with at least two rows more than a waiting flow has retracted its last row.
     """
     if state.starved or state.paused is not None or state.closing or state.cancelled:
         return
@@ -90,8 +90,8 @@ def check_turns(state: SchedulerState) -> None:
 def check_shares(state: SchedulerState, step: Step) -> None:
     """Check how a step shares its tokens.
 
-    It keeps within its number of tokens, suspect rows run alone, the first prompt advances, and decoding rows take
-    turns.
+    The step must not exceed its number of tokens, a suspect row must run alone, the first prompt must advance, and
+    decoding rows must take turns.
     """
     assert state.paused is None, f"step {step.step} is planned in a pause"
     limits, resting = state.limits, set(step.sit_out)
@@ -106,7 +106,7 @@ def check_shares(state: SchedulerState, step: Step) -> None:
         return  # The step replays a suspect row; no other row can be in it.
     left = max(limits.step_tokens - len(decodes), 1)
     if decodes and state.speeds.prompt:
-        # Next to decoding rows, prompts get only the tokens that there is time for by the measured speeds.
+        # With decoding rows in the step, prompts get only as many tokens as the time budget allows.
         speeds = state.speeds
         seconds = limits.step_time or max(4 * speeds.decode, speeds.decode + 2 * speeds.mixed)
         least = 16 if step.step % 16 else 32
@@ -129,7 +129,7 @@ def check_shares(state: SchedulerState, step: Step) -> None:
 
 
 def check_other_flows(limits: Limits, together: list[ScheduledRow], step: Step, left: int) -> None:
-    """Check that a quarter of the prompt tokens goes to the first prompts of the flows that do not come first."""
+    """Check that a quarter of the prompt tokens goes to the first prompts of all flows but the one served first."""
     firsts: dict[str, ScheduledRow] = {}
     for row in together:
         if row.prefilling and chunk_length(limits, row, 1):
@@ -142,7 +142,7 @@ def check_other_flows(limits: Limits, together: list[ScheduledRow], step: Step, 
 
 
 def check_paused(unit: "Unit", mode: PauseMode | None) -> None:
-    """Check what `Paused` promises: no step is in flight and, after "retract", no grant holds or awaits anything."""
+    """Check the promise of `Paused`: no step is in flight and, after "retract", no grant has a row or an account."""
     state = unit.scheduler.state
     if state.paused is None:
         return
@@ -154,19 +154,19 @@ def check_paused(unit: "Unit", mode: PauseMode | None) -> None:
 
 @dataclass(slots=True)
 class Known:
-    """A node as it was when it was last found right."""
+    """A node's facts from the last time it was checked and found right."""
 
     start: int
     pages: list[int]
-    state: Lease | None  # the lease of the node's state, if it had one
+    state: Lease | None  # the lease of the node's state; None without a state
     hashes: list[int]  # the hash model's state after each of the node's tokens
 
 
 class CacheChecks:
     """Checks of the cache: loans, page counts and the tree.
 
-    Only nodes that have changed are hashed again. The device refuses writes to slots and pages that the tree names, so
-    an unchanged node that was right is still right.
+    Only nodes that have changed are hashed again. An unchanged node stays right, because the device refuses writes to
+    slots and pages that the tree names.
     """
 
     def __init__(self, simulation: "Simulation", cache: Cache) -> None:
@@ -176,7 +176,7 @@ class CacheChecks:
         self._known: dict[Node, Known] = {}
 
     def check(self) -> None:
-        """Check everything; called after every delivery to the cache."""
+        """Run all checks of the cache. Called after every delivery to the cache."""
         self._check_loans()
         if self._cache.pages.grant_refs:
             self._check_pages()
@@ -184,7 +184,7 @@ class CacheChecks:
         check_worth(self._cache)
 
     def _check_loans(self) -> None:
-        """Check that the ledger's loans are those of the open accounts, and that each lent state is still there."""
+        """Check that the ledger's loans equal those of the open accounts, and that each lent state still exists."""
         cache = self._cache
         loans = [account for account in cache.accounts.values() if account.loan is not None]
         assert sum(entry.loans for entry in self._ledger.entries) == len(loans), "loans differ from the accounts'"
@@ -196,7 +196,7 @@ class CacheChecks:
             assert (lease.slot, lease.generation) == (account.loan.slot, account.loan.generation)
 
     def _check_pages(self) -> None:
-        """Check both counts of every page (grants using it, nodes naming it) against the accounts and the tree."""
+        """Compare each page's two counts (grants that use it, nodes that name it) with the accounts and the tree."""
         cache, pages = self._cache, self._cache.pages
         users, names = [0] * len(pages), [0] * len(pages)
         for account in cache.accounts.values():
@@ -240,7 +240,7 @@ class CacheChecks:
         self._check_state(node, known)
 
     def _hash_above(self, node: Node) -> int:
-        """Return the hash model's state at the node's start, after checking the nodes above it."""
+        """Check the nodes above this node, and return the hash model's state at this node's start."""
         parent, tree = node.parent, self._cache.tree
         assert parent is not None and parent.children[node.tokens[:WIDTH]] is node, f"node {node.id} is no child"
         assert node.start == parent.end
@@ -253,9 +253,9 @@ class CacheChecks:
         return self._known[parent].hashes[-1]
 
     def _check_entries(self, node: Node, hashes: list[int]) -> None:
-        """Check the KV entries that the node's pages hold, and have the device guard them against writes.
+        """Check the KV entries in the node's pages, and make the device refuse writes to them.
 
-        A node that begins inside a page names a page that also holds the last entries of the nodes above it.
+        If the node begins inside a page, that page must also hold the last entries of the nodes above it.
         """
         device, size = self._device, self._cache.pages.size
         if not device.entries:
@@ -267,7 +267,7 @@ class CacheChecks:
         assert [device.entries[place] for place in own] == hashes, f"node {node.id} at {node.end} names a wrong page"
         for place in own:
             device.guarded_entries[place] = 1
-        # The entries before the node's start in its first page belong to ancestors; walk up from the start.
+        # The first page's entries before the node's start belong to its ancestors. Walk up the tree to check them.
         above = node.parent
         for at in range(node.start - 1, first * size - 1, -1):
             while above is not None and at < above.start:
@@ -309,7 +309,7 @@ def check_end(simulation: "Simulation") -> None:
 
 
 def check_answer(exchange: Exchange, scenario: Scenario) -> None:
-    """Check where an answer ends, and that its text is the letters of its tokens without a hidden stop string."""
+    """Check that an answer ends at the right token, and that its text is the expected text of its tokens."""
     right, name = exchange.oracle, exchange.request.id
     shown, end, stop = expected_answer(exchange)
     letters = Letters().decode(exchange.tokens)
@@ -320,7 +320,7 @@ def check_answer(exchange: Exchange, scenario: Scenario) -> None:
         assert len(exchange.tokens) < end and at_the_limit(exchange, scenario), (
             f"{name} has {len(exchange.tokens)} tokens, not {end} of {right}"
         )
-        # If the resubmission was refused after a restart, text that may begin a stop string is still held back.
+        # If a resubmission is refused after a restart, text that might begin a stop string stays undelivered.
         whole = letters.startswith(exchange.text) if exchange.resubmitted else letters == exchange.text
         assert whole, f"{name} showed {exchange.text!r} of {letters!r}"
     else:
@@ -340,7 +340,7 @@ def check_answer(exchange: Exchange, scenario: Scenario) -> None:
 def check_logprobs(exchange: Exchange) -> None:
     """Check that each output token and each requested prompt token has a log probability.
 
-    Log probabilities of the prompt may be incomplete as long as the request has no output.
+    The log probabilities of the prompt may be incomplete while the request has no output.
     """
     request, prompt = exchange.request, unpack(exchange.request.tokens)
     right = right_logprobs([*prompt, *exchange.tokens], request.prompt_len) if request.logprobs is not None else []
@@ -354,7 +354,7 @@ def check_logprobs(exchange: Exchange) -> None:
 
 
 def expected_answer(exchange: Exchange) -> tuple[str, int, bool]:
-    """Return the text shown, the number of tokens, and whether something stops it, if nothing else intervenes."""
+    """Return the text, the number of tokens and whether a stop condition ends the answer, if nothing interrupts it."""
     stops, letters = exchange.request.stops, Letters().decode(exchange.oracle)
     drawn = enumerate(exchange.oracle, 1)
     at_token = next((at for at, token in drawn if at > stops.min_tokens and token in stops.token_ids), None)
@@ -368,14 +368,14 @@ def expected_answer(exchange: Exchange) -> tuple[str, int, bool]:
 
 
 def at_the_limit(exchange: Exchange, scenario: Scenario) -> bool:
-    """Return whether the request fills the pool: every position except the last token's has its entry in a page.
+    """Return whether the request fills the page pool: each position, except that of the last token, has its entry.
 
-    A request that comes back from the queue also needs an entry for its next token.
+    A request that comes back from the queue needs an entry for the last token too.
     """
     room = scenario.room
     return room is not None and exchange.request.prompt_len + len(exchange.tokens) in (room, room + 1)
 
 
 def fits(exchange: Exchange, scenario: Scenario) -> bool:
-    """Return whether the pool can hold the request's prompt and one token."""
+    """Return whether the page pool can hold the request's prompt and one more token."""
     return scenario.room is None or exchange.request.prompt_len + 1 <= scenario.room

@@ -1,4 +1,4 @@
-"""Checks that clients' hints about states are followed: checkpoint positions, unneeded ends, recorded denials."""
+"""Checks that clients' hints are followed: checkpoint positions, ends that are not needed, and recorded denials."""
 
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class HintChecks:
-    """Checks of the messages and accounts of grants whose requests carry hints."""
+    """Checks of messages and accounts of grants whose requests carry hints."""
 
     def __init__(self, unit: "Unit") -> None:
         self._unit = unit
-        self._acquired: dict[int, Acquire] = {}  # by grant, until its Admit
+        self._acquired: dict[int, Acquire] = {}  # by grant, until the grant's Admit
         self._requests: dict[int, Request] = {}  # by grant
-        self._requeued: set[int] = set()  # grants that end with a retraction or replay, so their last states are needed
+        self._requeued: set[int] = set()  # grants that were requeued: their last state is needed
 
     def on_send(self, message: Message) -> None:
         match message:
@@ -40,7 +40,7 @@ class HintChecks:
                 assert not self.is_given_up(grant), f"the state of grant {grant} at {position} is not needed"
 
     def is_given_up(self, grant: int) -> bool:
-        """Return whether the grant ends with its request, and the client said that nothing resumes from that end."""
+        """Return whether the grant ends with its request, whose client said that nothing will resume from that end."""
         request = self._requests.get(grant)
         return request is not None and request.keep == "never" and grant not in self._requeued
 
@@ -52,7 +52,7 @@ class HintChecks:
         assert not own or request.keep != "never", f"grant {grant} wants {position} for an end that is not needed"
 
     def check_checkpoints(self, account: Account) -> None:
-        """Check each requested position that the tree knows: it has or had a state, or is recorded as denied."""
+        """Check that each requested position that the tree knows has or had a state, or is recorded as denied."""
         if account.epoch != self._unit.cache.tree.epoch:
             return
         path = list(path_to_root(account.node))
@@ -65,7 +65,7 @@ class HintChecks:
 
 
 def check_denied(node: Node) -> None:
-    """Check that each denial is recorded at a position of this node's own tokens, and not where there is a state."""
+    """Check that each denial is at a position of the node's own tokens, where the node keeps no state."""
     for position in node.denied:
         assert node.start < position <= node.end, f"node {node.id} records a denial at {position}, which is not its own"
         assert position < node.end or node.state is None, f"node {node.id} has a denied state at {position}"

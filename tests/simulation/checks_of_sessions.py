@@ -1,4 +1,4 @@
-"""Checks of session names and of the copies below the pool: after every delivery, when all is quiet, and at the end."""
+"""Checks of session names and of copies below the pool: after each delivery, when nothing moves, and at the end."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class SessionChecks:
-    """Checks of the names, copies, loans, bytes and queues of the tiers below the pool.
+    """Checks of names, copies, loans, bytes and queues in the tiers below the pool.
 
-    A copy that was found right is not hashed again until something about it changes.
+    A copy that was checked is not hashed again until its flags or its place change.
     """
 
     def __init__(self, simulation: "Simulation", cache: Cache) -> None:
@@ -32,12 +32,12 @@ class SessionChecks:
         self._cache = cache
         self._store = cache.tiers.store
         self._names = cache.tiers.names
-        # The facts of each copy when it was last found right.
+        # For each copy, the facts with which it was last found right.
         self._right: dict[Node[StateCopy], tuple[object, ...]] = {}
         self._enabled = bool(simulation.scenario.talks or self._limits.host_bytes)
 
     def check(self) -> None:
-        """Check everything; called after every delivery to the cache."""
+        """Run all checks of the tiers. Called after every delivery to the cache."""
         if self._enabled:
             check_names(self._names.in_pool, self._cache.tree)
             check_names(self._names.stored, self._store.tree)
@@ -48,7 +48,7 @@ class SessionChecks:
                 self._check_copy(node, copy_of(node))
 
     def check_report(self, message: Kept | Suspended) -> None:
-        """Check that the place which is reported to the api is right, and that the state is really there."""
+        """Check that the tier and position reported to the api are right, and that the state is really there."""
         session = message.session if isinstance(message, Kept) else self._client.sessions.suspending[message.ticket]
         tier, position, node = self._place(session)
         reported = (message.tier, message.position)
@@ -57,9 +57,9 @@ class SessionChecks:
             assert name_of(node) in self._disk.stored, f"{message}: {session} has no file"
 
     def check_save(self, save: SaveFromReq, epoch: int) -> None:
-        """Check that the session's name is now at the end of its turn.
+        """Check that the session's name is now on the state at the end of its turn.
 
-        epoch: the tree's when the turn's account was opened
+        epoch: the epoch of the tree when the turn's account was opened
         """
         if save.position and save.session in self._names.opened and epoch == self._cache.tree.epoch:
             node = self._names.in_pool.get(save.session)
@@ -67,9 +67,9 @@ class SessionChecks:
             assert at == save.position, f"{save.session} was saved at {save.position}, and its name is at {at}"
 
     def check_quiet(self, moving: bool) -> None:
-        """Check what holds while no message is in flight.
+        """Check what must hold while no message is in flight.
 
-        moving: whether the device, the disk or a client has more to do
+        moving: whether the device, the disk or a client still has something to do
         """
         if not self._enabled:
             return
@@ -82,7 +82,7 @@ class SessionChecks:
             self._check_nothing_leaked()
 
     def _check_last_report(self, session: Session) -> None:
-        """Check that the last report to the api is still right, and that the name is on a state of its log."""
+        """Check that the last report to the api is still true, and that the session's name is on a state of its log."""
         tier, position, _ = self._place(session.name)
         report = session.last_report
         if not self._is_coming(session.name):
@@ -92,12 +92,13 @@ class SessionChecks:
             self._names.in_pool.get(session.name),
             self._names.stored.get(session.name),
         )
-        for node in nodes if session.running is None else ():  # A running turn may have taken the state along.
+        # A running turn may have been given the state, so only sessions between turns are checked.
+        for node in nodes if session.running is None else ():
             at = unpack(tokens_to(node)) if node is not None else []
             assert session.may_stand_at(at), f"{session.name} stands at {at}, its turns are {session.log}"
 
     def _check_nothing_leaked(self) -> None:
-        """Check that host memory and disk hold nothing that the cache does not know."""
+        """Check that host memory and disk hold only copies and files that the cache knows."""
         copies = [(node, copy_of(node)) for node in self._store.tree.states]
         assert not self._store.leaving, "a flushed copy stays, and nothing moves"
         assert not self._store.busy and not any(copy.busy for _, copy in copies), "a copy is busy, and nothing moves"
@@ -106,9 +107,9 @@ class SessionChecks:
         assert not self._client.sessions.suspending, f"not answered: {self._client.sessions.suspending}"
 
     def check_end(self, crashed: bool) -> None:
-        """Check that nothing is left after all sessions are closed.
+        """Check that no name and no copy is left after all sessions have been closed.
 
-        crashed: whether actors were restarted. The file of a session that was closed during a restart is found again
+        crashed: whether the unit was restarted. If a session was closed during the restart, its file is found again
         without a name, and stays.
         """
         if self._enabled:
@@ -138,7 +139,7 @@ class SessionChecks:
         assert not any(node.state is not None for node in lent), "a copy that is not in the tree is lent"
 
     def _check_bytes(self) -> None:
-        """Check that the bytes in host memory and on disk are counted right, and within their limits."""
+        """Check that the bytes in host memory and on disk are counted correctly and are within their limits."""
         copies = [copy_of(node) for node in (*self._store.tree.states, *self._store.leaving)]
         host = sum(copy.size for copy in copies if copy.host is not Presence.ABSENT)
         disk = sum(copy.file_size for copy in copies if copy.disk is not Presence.ABSENT)
@@ -147,9 +148,9 @@ class SessionChecks:
         assert self._disk.bytes <= self._limits.disk_bytes, f"{self._disk.bytes} bytes in files"
 
     def _check_queues(self) -> None:
-        """Check that each queue of copies holds exactly what a scan of all copies finds.
+        """Check that each queue of copies holds exactly the copies that a scan of all copies finds.
 
-        The first in a queue by age is the oldest.
+        A queue by age must also return the oldest copy first.
         """
         queues = self._store._queues
         is_next: dict[str, Callable[[StateCopy], bool]] = {
@@ -172,7 +173,7 @@ class SessionChecks:
                 assert (queue.least() is None) == (not all_right), f"{name} is wrongly empty or wrongly not"
 
     def _check_copy(self, node: Node[StateCopy], copy: StateCopy) -> None:
-        """Check that a copy is where its flags say, and that it holds the right state and entries."""
+        """Check that a copy is where its flags say, and that it holds the right state and KV entries."""
         there = self._device.vault.get(copy.key) if copy.in_host else None
         found = (copy.key, copy.host, copy.disk, copy.busy, id(there))
         if self._right.get(node) == found:
@@ -192,7 +193,7 @@ class SessionChecks:
 
 
 def check_names(names: Mapping[str, Node[Any]], tree: RadixTree[Any]) -> None:
-    """Check that each name is on one node, that the node has a state, and that it lists the name."""
+    """Check that each name is on exactly one node, and that this node has a state and lists the name."""
     for session, node in names.items():
         assert node in tree.states, f"{session} is at a node without a state"
         assert session in node.sessions, f"{session} is not among the names of its node"
@@ -200,5 +201,5 @@ def check_names(names: Mapping[str, Node[Any]], tree: RadixTree[Any]) -> None:
 
 
 def name_of(node: Node[StateCopy]) -> tuple[str, Tokens]:
-    """Return the salt and tokens by which the file of this copy is found."""
+    """Return the salt and the tokens that identify this copy's file."""
     return root_of(node).salt, tokens_to(node)

@@ -1,7 +1,7 @@
 """Checks of the eviction order, and of requests that wait for a prefix that another request computes.
 
-After each delivery every state is in the right queue and not overrated, and no request waits for a state that will not
-come.
+After each delivery every state must be in the right queue and not be overrated, and no request may wait for a state
+that will not come.
 """
 
 from math import frexp
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_worth(cache: Cache) -> None:
-    """Check the kinds and ages of all states, the ghosts (evicted states that are watched), and the queues."""
+    """Check kinds and ages of all states, the queues, and the ghosts (evicted states whose reuse is still counted)."""
     states, ghosts = cache.tree.states, vars(cache.eviction)["_ghosts"]
     assert not any(node in states for node in ghosts), "a state in the pool is watched as an evicted one"
     assert all(node in cache.tree.nodes for node in ghosts), "a node that left the tree is still watched"
@@ -37,9 +37,9 @@ def check_worth(cache: Cache) -> None:
 
 
 def check_queues(order: "ByWorth", cache: Cache) -> None:
-    """Check that each state is in the queue of its kind, at a saving no greater than what it saves.
+    """Check that each state is in the queue of its kind, and that its recorded saving is not too high.
 
-    Its recorded saving may be too low where an ancestor's state was evicted.
+    The recorded saving may be too low after an ancestor's state was evicted.
     """
     states, places = cache.tree.states, order._places
     assert places.keys() == states.keys(), "the order is not that of the tree's states"
@@ -49,17 +49,17 @@ def check_queues(order: "ByWorth", cache: Cache) -> None:
         assert kind is node.kind, f"node {node.id} is {node.kind.label}, and is queued as {kind.label}"
     for node in states:
         lower = list(states_below(node))
-        if len(lower) < BELOW // 4:  # The order updates only a limited number of states below a new one.
+        # When a state is stored, the order updates only a limited number of states below it.
+        if len(lower) < BELOW // 4:
             for each in lower:
                 most = frexp(order._savings(each))[1]
                 assert places[each][1] <= most, f"node {each.id} is queued with states that save more"
 
 
 def watch_losses(tiers: HostAndDisk) -> None:
-    """Make `_leave` and `reserve` fail on a loss that must not happen.
+    """Make `_leave` and `reserve` fail on two losses that must not happen.
 
-    Such a loss is dropping a state that is worth a copy and has room for one, or evicting a session's copy for one that
-    has no name.
+    They are: dropping a state whose copy pays and fits, and evicting a session's copy for one without a name.
     """
     original_leave, original_reserve = tiers._leave, tiers.store.reserve
 
@@ -83,13 +83,13 @@ def watch_losses(tiers: HostAndDisk) -> None:
 
 
 class MarkChecks:
-    """Checks of the states that other requests wait for, as (grant, position)."""
+    """Checks of marked states: states that other requests wait for, each as (grant, position)."""
 
     def __init__(self, unit: "Unit") -> None:
         self._unit = unit
-        self._pending: set[tuple[int, int]] = set()  # marked, and neither saved nor refused yet
-        self._saved: set[tuple[int, int]] = set()  # saved by a step that was sent
-        self._refused: set[tuple[int, int]] = set()  # known to the cache as not coming
+        self._pending: set[tuple[int, int]] = set()  # marked, and neither saved nor refused so far
+        self._saved: set[tuple[int, int]] = set()  # saved by a Step that has been sent
+        self._refused: set[tuple[int, int]] = set()  # positions that the cache knows will have no state
 
     def on_send(self, message: Message) -> None:
         match message:
@@ -112,14 +112,14 @@ class MarkChecks:
                 self._refused.add((grant, position))
 
     def check_scheduler(self) -> None:
-        """Check that each pending position is still wanted by its row. Marks of rows that are gone are dropped."""
+        """Drop the marks of rows that have ended. Check that other pending positions are wanted by their rows."""
         rows = self._unit.scheduler.state.rows
         self._pending = {(grant, position) for grant, position in self._pending if grant in rows}
         for grant, position in self._pending:
             assert position in rows[grant].targets, f"others wait for grant {grant} at {position}, which its row omits"
 
     def check_cache(self) -> None:
-        """Check that no account is still marked at a position that the cache knows not to come."""
+        """Check that no account is still marked at a position that the cache knows will have no state."""
         accounts = self._unit.cache.accounts
         self._refused = {(grant, position) for grant, position in self._refused if grant in accounts}
         for grant, position in self._refused:

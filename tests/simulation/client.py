@@ -1,4 +1,4 @@
-"""The api's side of the ring in the simulation: it submits, aborts and resubmits, and checks what it gets."""
+"""The api's side of the simulated ring: it submits, aborts and resubmits requests, and checks every answer."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ LONGEST_PROMPT = 42
 
 
 class Letters:
-    """A tokenizer that decodes token i to one letter."""
+    """A tokenizer that decodes token i to a single letter."""
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join([chr(ord("0") + i) for i in ids])
@@ -49,53 +49,53 @@ class Letters:
 
 @dataclass(eq=False)
 class Exchange:
-    """A request, and what has come back of it."""
+    """A request, and everything that the ring has answered to it."""
 
     request: Request
-    oracle: list[int]  # the right output if nothing but max_tokens stops it
-    leave: Leave | None  # when the client gives up, if it does
-    session: Session | None = None  # the session whose turn it is
+    oracle: list[int]  # the right output, as far as max_tokens allows
+    leave: Leave | None  # when the client gives the request up; None: never
+    session: Session | None = None  # the session whose turn this request is
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    end: str | None = None  # how it was answered
-    cause: str | int | None = None  # the stop reason, or the text of an error
+    end: str | None = None  # how the request ended
+    cause: str | int | None = None  # the stop reason, or the text of the error
     answers: int = 0
     grammar: ToyGrammar | None = None
-    left: bool = False  # it was given up
+    left: bool = False  # given up by the client
     late: bool = False  # submitted after the shutdown began
     resubmitted: bool = False  # submitted again after a restart
 
     @property
     def has_enough(self) -> bool:
-        """Whether the client has received as many tokens as it wants before it leaves."""
+        """Return whether the client has received as many tokens as it wants before it gives up."""
         limit = self.leave.tokens if self.leave is not None else None
         return limit is not None and len(self.tokens) >= limit
 
 
 class Client:
-    """The actor in the api's place.
+    """The actor that simulates the api and its clients.
 
-    The id of a request is in use until the request is answered. A request that was given up is answered too, and the
+    A request's id is in use until the request is answered. A request that was given up is also answered, and that
     answer is ignored.
     """
 
     def __init__(self, scenario: Scenario, send: Send, call_later: Callable[[float, Any], None]) -> None:
         self.exchanges: list[Exchange] = []  # every request so far, in order of submission
-        self.drained: list[list[str]] = []  # the lists of astray leases that `Drained` brought
+        self.drained: list[list[str]] = []  # the leases reported as astray by each `Drained`
         self.flushed = 0
         self.draining = False
         self.paused: PauseMode | None = None
-        self.pausing: dict[int, PauseMode] = {}  # the mode of each pause that is not answered, by ticket
+        self.pausing: dict[int, PauseMode] = {}  # the mode of each pause without an answer, by ticket
         self.counters: Counter[str] = Counter()
         self._scenario = scenario
         self._send = send
-        self._call_later = call_later  # calls `fire` with a value after some time
+        self._call_later = call_later  # calls `fire` with a value after a delay
         self._open: dict[str, Exchange] = {}  # by request id
-        self._now: deque[Any] = deque()  # to be fired as soon as the mailbox is empty
+        self._now: deque[Any] = deque()  # values to fire when the mailbox is empty
         self._tickets = 0
-        self._handed_over = False  # whether the sessions were suspended before the shutdown
+        self._handed_over = False  # whether all sessions have been suspended for the shutdown
         self.sessions = Sessions(send, self._ask_turn, self._soon)
 
     @property
@@ -110,7 +110,7 @@ class Client:
             case Ended(request, reason, text):
                 exchange = self._named(request)
                 exchange.cause = text
-                # A pool that no longer holds what was delivered is full: the answer ends there.
+                # If the tokens delivered so far no longer fit into the pool, the answer ends with "length".
                 self._end(exchange, "length" if reason == "too_large" and exchange.tokens else reason)
             case Flushed():
                 self.flushed += 1
@@ -128,7 +128,7 @@ class Client:
                 raise TypeError(f"the api got {message!r}")
 
     def act(self) -> None:
-        """Fire what is due at once, after every message that was there has been received."""
+        """Fire the values that are due at once. Called when the mailbox is empty."""
         while self._now:
             self.fire(self._now.popleft())
 
@@ -145,7 +145,7 @@ class Client:
         return ()
 
     def ask(self, ask: Ask) -> None:
-        """Submit a request: half of them continue one that was answered, and some reuse the id of one."""
+        """Submit a request. Some continue the tokens of an answered request, and some reuse the id of one."""
         prompt, salt, name = list(ask.prompt), ask.salt, ask.id
         answered = [exchange for exchange in self.exchanges if exchange.end is not None]
         with_output = [exchange for exchange in answered if exchange.tokens]
@@ -162,7 +162,7 @@ class Client:
         return self._submit(turn.ask.id, prompt, session.salt, turn.ask, session)
 
     def _submit(self, name: str, prompt: list[int], salt: str, ask: Ask, session: Session | None = None) -> Exchange:
-        """Submit a request, and schedule its client's departure."""
+        """Submit a request, and schedule the moment at which its client gives up."""
         request, right = self._request(name, prompt, salt, ask, session.name if session is not None else "")
         exchange = Exchange(request, right, ask.leave, session, grammar=ask.grammar, late=self.draining)
         self.exchanges.append(exchange)
@@ -173,7 +173,7 @@ class Client:
         return exchange
 
     def give_up(self, exchange: Exchange) -> None:
-        """Abort a request. One that timed out is aborted again when its connection closes."""
+        """Abort a request. After a timeout it is aborted a second time, as when its connection closes."""
         if exchange.end is not None or exchange.leave is None:
             return
         if exchange.left:
@@ -202,7 +202,7 @@ class Client:
         self._send("scheduler", Continue())
 
     def wind_down(self) -> bool:
-        """Take the next step of the shutdown when all is quiet, and return False if there is none.
+        """Take the next step of the shutdown; return False if none is left. Called when nothing moves.
 
         The steps are: suspend the sessions, drain the ring, close the sessions.
         """
@@ -221,7 +221,7 @@ class Client:
         return True
 
     def _soon(self, after: float, what: Any) -> None:
-        """Fire a value after some time, or as soon as the mailbox is empty if the time is 0."""
+        """Fire a value after a delay, or when the mailbox is empty if the delay is 0."""
         if after:
             self._call_later(after, what)
         else:
@@ -232,7 +232,7 @@ class Client:
         self._send("scheduler", Drain())
 
     def _request(self, name: str, prompt: list[int], salt: str, ask: Ask, session: str) -> tuple[Request, list[int]]:
-        """Build the request of an Ask, and its right output."""
+        """Build the request of an Ask, and compute its right output."""
         sampling = Sampling(temperature=0.0) if ask.seed is None else Sampling(seed=ask.seed)
         stops = Stops(ask.max_tokens, ask.min_tokens, (), ask.stop_ids, ask.keep_stop)
         allowed = partial(may_draw, ask.grammar, stops=stops) if ask.grammar is not None else lambda output: ANY
@@ -264,7 +264,7 @@ class Client:
         return request, right
 
     def _output(self, output: Output) -> None:
-        """Take an output of the ring, and check that it continues the right one."""
+        """Record an output of the ring, and check that the tokens so far begin the right output."""
         exchange = self._named(output.request)
         exchange.tokens += unpack(output.tokens)
         exchange.text += output.text
@@ -295,7 +295,7 @@ class Client:
             self.sessions.turn_ended(exchange.session, exchange)
 
     def _resubmit(self) -> None:
-        """Submit the open requests again after a restart, with their output so far; repeat pauses and a drain."""
+        """Submit the open requests again after a restart, with their output so far. Repeat open pauses and a drain."""
         if self.paused is None:
             self.pausing.clear()
         else:

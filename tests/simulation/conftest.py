@@ -1,4 +1,4 @@
-"""Draw the first of the fresh seeds of a run, and print it."""
+"""A fixture that draws the first of the fresh seeds of a run; the seed is printed at the end."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""The hash device's second stream: it makes copies to and from host memory, in order, concurrently with the steps."""
+"""The hash device's second stream: it makes copies to and from host memory in order, concurrently with the steps."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,30 +7,30 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class EnqueuedCopy:
-    """A copy on the stream."""
+    """A copy to or from host memory that is enqueued on the stream."""
 
     key: int  # the copy's key in host memory
     slot: int
     pages: list[int]
-    fills: bool  # it writes its slot and pages, rather than reading them
+    fills: bool  # whether the copy writes to the slot and pages instead of reading them
     carry_out: Callable[[], None]
-    released: bool = False  # the device calls that it waits for have been executed
+    released: bool = False  # the device calls that the copy waits for have been executed
 
 
 class CopyStream:
-    """A queue of copies, of which the oldest is made when it is due."""
+    """A queue of copies. The oldest copy is made at its due time."""
 
     def __init__(self, duration: Callable[[], float]) -> None:
         self.enqueued: deque[EnqueuedCopy] = deque()
         self.now = 0.0
-        self.due: float | None = None  # when the oldest copy is done; None if there is none, or it is not released
+        self.due: float | None = None  # when the oldest copy is done; None without a released one
         self._duration = duration  # draws how long a copy takes
 
     def enqueue(self, copy: EnqueuedCopy) -> None:
         self.enqueued.append(copy)
 
     def release(self, copy: EnqueuedCopy) -> None:
-        """Let a copy begin: the other stream has executed everything that was enqueued before it."""
+        """Let a copy start: the stream of the steps has executed every call enqueued before it."""
         copy.released = True
         self._begin()
 

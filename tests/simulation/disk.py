@@ -1,4 +1,4 @@
-"""A simulated disk of state files: its calls are carried out late, in order, and fail where the scenario says so."""
+"""A simulated disk of state files: it carries out calls late and in order, and fails where the scenario says so."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from tests.simulation.hash_device import GARBAGE, Copy, DeviceError, HashDevice
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A write, read or deletion of the file of `salt` and `tokens`, or a `clear`."""
+    """A call of the disk: write, read or delete the file of `salt` and `tokens`, or `clear` the folder."""
 
     how: str  # "write", "read", "delete" or "clear"
-    key: int  # the copy's key in host memory; for "clear" the ticket
+    key: int  # the copy's key in host memory; for "clear", the ticket
     salt: str
     tokens: Tokens
 
 
 class SimulatedDisk:
-    """The disk as the cache sees it. Everything that is written or read is compared with the right states."""
+    """The disk as the cache uses it. It compares every state written or read with the right one."""
 
     def __init__(
         self,
@@ -34,18 +34,18 @@ class SimulatedDisk:
     ) -> None:
         self.stored: dict[tuple[str, Tokens], Copy] = {}
         self.calls: deque[Call] = deque()
-        self.bad_writes: set[int] = set()  # which writes fail, counted from 1
-        self.damaged_files: set[int] = set()  # which files are damaged as soon as they are written, counted from 1
+        self.bad_writes: set[int] = set()  # numbers of the writes that fail, counted from 1
+        self.damaged_files: set[int] = set()  # numbers of the writes whose file is damaged, counted from 1
         self.now = 0.0
-        self.bytes = 0  # the size of all files
+        self.bytes = 0  # the size of all files together
         self.counters: Counter[str] = Counter()
         self._device = device
         self._size = size
         self._deliver = deliver
         self._duration = duration  # draws how long a call takes
-        self._byte = byte  # seconds that reading one byte is reported to take
+        self._byte = byte  # seconds that the disk reports for reading one byte
         self._damaged: set[tuple[str, Tokens]] = set()
-        # Files whose last write failed, or that were found damaged: deleting them again is no error.
+        # Files whose last write failed or that were found damaged. The cache may still delete them.
         self._failed: set[tuple[str, Tokens]] = set()
         self._writes = 0
         self._due = 0.0
@@ -71,13 +71,16 @@ class SimulatedDisk:
 
     @property
     def due(self) -> float | None:
-        """When the oldest call is done; None if there is none, or if the copy that it writes is not made yet."""
+        """Return when the oldest call is done.
+
+        None if there is no call, or if it writes a copy that is not made yet.
+        """
         if not self.calls or self.is_copy_under_way(self.calls[0]):
             return None
         return self._due
 
     def is_copy_under_way(self, call: Call) -> bool:
-        """Return whether this call writes a copy that is still on the stream: `Exported` may precede the copy."""
+        """Return whether the call writes a copy that is not made yet: `Exported` may arrive before the copy."""
         return call.how == "write" and call.key in self._device.exporting
 
     def execute(self) -> None:
@@ -95,9 +98,10 @@ class SimulatedDisk:
                 self._delete(call)
 
     def reset(self, calls: int) -> None:
-        """Restart or kill the server: the first `calls` of the calls under way are carried out, and the rest are lost.
+        """Carry out the first `calls` calls, and lose the rest, as a restart or a kill of the server does.
 
-        The next one was interrupted: a file that was being written was not renamed, so it does not exist.
+        The first lost call may have been a write in progress. It leaves no file, because a file is renamed when it is
+        complete.
         """
         for call in list(self.calls)[:calls]:
             if call.how == "write" and call.key in self._device.vault:
@@ -113,7 +117,7 @@ class SimulatedDisk:
         self.calls.append(call)
 
     def _write(self, call: Call) -> str:
-        """Write a file and return an empty text, or return an error."""
+        """Write a file. Return "" or the error."""
         self._writes += 1
         self._failed.add((call.salt, call.tokens))
         if call.key in self._device.unmade:
@@ -137,7 +141,7 @@ class SimulatedDisk:
         return ""
 
     def _read(self, call: Call) -> str:
-        """Read a file and return an empty text, or delete it and return an error if it is damaged."""
+        """Read a file. Return "", or delete the damaged file and return the error."""
         name = call.salt, call.tokens
         if call.key in self._device.vault or call.key in self._device.exporting:
             raise DeviceError(f"a file is read over copy {call.key}")
@@ -158,7 +162,7 @@ class SimulatedDisk:
     def _delete(self, call: Call) -> None:
         name = call.salt, call.tokens
         if name in self._failed:
-            return  # The cache asked for it before it knew that the write failed, or that the file was damaged.
+            return  # The cache asked for the deletion before it received the error about this file.
         if name not in self.stored:
             raise DeviceError(f"there is no file of {unpack(call.tokens)} to be deleted")
         del self.stored[name]
@@ -168,7 +172,7 @@ class SimulatedDisk:
 
 
 def check_copy(copy: Copy, tokens: Tokens, device: HashDevice) -> None:
-    """Check that a copy is the state after exactly these tokens, with their KV entries."""
+    """Check that a copy holds the state after exactly these tokens, and the KV entries of these tokens."""
     state, entries = 0, []
     for position, token in enumerate(unpack(tokens)):
         state = next_state(state, token, position)

@@ -1,7 +1,7 @@
-"""Drives the real actors by a seed: it draws the order of deliveries, which actor acts, delays and faults.
+"""The driver of the simulation. From a seed it draws the order of deliveries, which actor acts, delays and faults.
 
-The only guarantee about order is first in, first out for each sender and receiver. Time is virtual: a turn of an actor
-takes 1, and calls of the device and of clients take what the scenario says.
+Messages keep their order only between the same sender and receiver. Time is virtual: a turn of an actor takes 1, and
+calls of the device and of clients take what the scenario says.
 """
 
 import random
@@ -64,28 +64,28 @@ MAX_TURNS = 50_000
 
 
 class InjectedCrash(Exception):
-    """An actor raises because the scenario wants it to."""
+    """An error that an actor raises because the scenario says so."""
 
 
 class Simulation:
-    """The world of one seed: the actors, the client, the device, the disk, and the messages between them."""
+    """Everything that one seed runs: the actors, the client, the device, the disk, and the messages in flight."""
 
     def __init__(self, scenario: Scenario | int, tracing: bool = False) -> None:
         self.scenario = scenario = draw(scenario) if isinstance(scenario, int) else scenario
         self.rng = random.Random(scenario.schedule)
         self.now = 0.0
-        self.most_turns = MAX_TURNS  # the run fails if it takes more
-        self.delivered = 0  # how many messages were delivered
+        self.most_turns = MAX_TURNS  # a run that takes more turns fails
+        self.delivered = 0  # number of messages delivered so far
         self.counters: Counter[str] = Counter()
-        self.trace: list[str] = []  # the schedule as text, if `tracing`
+        self.trace: list[str] = []  # one line for each delivery, if `tracing`
         self._tracing = tracing
         self._queues: dict[tuple[str, str], deque[Message]] = {}  # messages in flight, by sender and receiver
-        # What can happen next: the keys of queues that are not empty, and ("act", actor).
+        # The possible next turns: (sender, receiver) of each queue with a message, and ("act", actor).
         self._ready: list[tuple[str, str]] = []
-        self._timers: list[tuple[float, int, Any]] = []  # a heap of (time, number, what to fire)
+        self._timers: list[tuple[float, int, Any]] = []  # a heap of (time, number, value to fire)
         self._timer_ids = 0
         self._turns: Counter[str] = Counter()  # deliveries to each actor, for Crash
-        self._sends: Counter[str] = Counter()  # messages sent by each actor, for Crash
+        self._sends: Counter[str] = Counter()  # messages that each actor has sent, for Crash
         self._lease_sends = 0  # messages with leases so far, for RefusedSends
         self._dirty = False  # whether the current delivery may have changed a lease
         self._violations: list[Violation] = []
@@ -109,7 +109,7 @@ class Simulation:
     def run(self) -> None:
         """Run until every request is answered and the ring is drained.
 
-        Raise AssertionError if a check fails, or the error of an actor.
+        Raises AssertionError if a check fails, or the error of an actor.
         """
         try:
             for _ in range(self.most_turns):
@@ -126,7 +126,7 @@ class Simulation:
     # Time
 
     def _turn(self) -> bool:
-        """Make one delivery, let one actor act, or carry out one call of a device or the disk.
+        """Take a turn: deliver a message, let an actor act, or carry out a call of the device or of the disk.
 
         Return False when nothing is left to do.
         """
@@ -142,7 +142,7 @@ class Simulation:
         self.now += 1
         choice = int(self.rng.random() * number)
         if choice < len(ready) and ready[choice][1] == self.scenario.lazy and self.rng.random() < 0.9:
-            choice = int(self.rng.random() * number)  # Draw again, so that this actor is seldom served.
+            choice = int(self.rng.random() * number)  # Choose again, so that the lazy actor rarely gets a turn.
         if choice >= len(ready):
             engines[choice - len(ready)].execute()
             return True
@@ -153,9 +153,9 @@ class Simulation:
         return True
 
     def _wait(self) -> bool:
-        """Advance time to the next moment at which something can happen; if there is none, shut down.
+        """Advance time to the next event. Without one, take the next step of the shutdown.
 
-        Return False when the shutdown is over.
+        Return False when the shutdown is complete.
         """
         times = [engine.due for engine in self._engines if engine.due is not None]
         assert times or not self.client.pausing, f"nothing moves, and the pauses {self.client.pausing} are not answered"
@@ -184,7 +184,7 @@ class Simulation:
                 self._at(until, "continue")
             case "continue":
                 self.client.resume()
-            case bool():  # The begin and the end of NoRoom.
+            case bool():  # NoRoom begins (True) or ends (False).
                 self.counters["no room"] += what
                 self.unit.cache.no_room = what
                 self._ready_to("act", "cache")
@@ -198,7 +198,7 @@ class Simulation:
         return lambda to, message: self._send(name, to, message)
 
     def _send(self, sender: str, to: Address, message: Message) -> None:
-        """Enqueue a message for its receiver, after checking it and moving its leases."""
+        """Check a message, move its leases, and enqueue it for its receiver."""
         self._dirty = True
         if self._crashes:
             self._sends[sender] += 1
@@ -218,12 +218,12 @@ class Simulation:
         queue.append(message)
 
     def _ready_to(self, what: str, address: Address) -> None:
-        """Note that a queue has a message, or that an actor is to act, which is noted once at most."""
+        """Add a possible turn: a queue has its first message, or an actor is to act (added at most once)."""
         if what != "act" or ("act", address) not in self._ready:
             self._ready.append((what, address))
 
     def _carry(self, choice: int) -> None:
-        """Deliver the oldest message of a queue or let an actor act, then check what can have changed."""
+        """Deliver the oldest message of a queue or let an actor act. Then check what the turn may have changed."""
         ready = self._ready
         sender, to = pair = ready[choice]
         actor = self.client if to == "api" else self.unit.actors[to]
@@ -255,7 +255,7 @@ class Simulation:
                 self.unit.session_checks.check()
 
     def _deliver(self, actor: Any, to: Address, message: Message) -> None:
-        """Deliver a message to its actor, and check what must hold right after some kinds of messages."""
+        """Deliver a message, and for some kinds of messages check what must hold right after it."""
         self._dirty = True
         self.delivered += 1
         arrive(message, to, self.unit.ledger)
@@ -291,7 +291,7 @@ class Simulation:
         self._send("device", "forward", report)
 
     def _check_send(self, message: Message) -> None:
-        """Check rules about single messages that no other check would show at once."""
+        """Check rules about single messages that no other check would notice at once."""
         unit = self.unit
         unit.hint_checks.on_send(message)
         match message:
@@ -315,7 +315,7 @@ class Simulation:
             case Requeue(_, suspect_until):
                 self.counters["replayed" if suspect_until else "retracted"] += 1
             case Admitted(grant, _, hit):
-                # A moved state has left the tree.
+                # A moved state is no longer in the tree.
                 unit.tree_depth[grant] = hit.cached_tokens - (hit.origin == "slot")
             case Donate(grant, _, position):
                 assert position > unit.tree_depth[grant], (
@@ -334,7 +334,7 @@ class Simulation:
                 assert not is_needed, f"the state of grant {closes} at {position} is freed, and the tree knows {known}"
 
     def on_move(self, move: Move) -> None:
-        """Follow a slot that changes its place: overwrite it when it is freed, and guard it while the tree holds it."""
+        """Update the device when a slot changes its place: overwrite a freed slot, protect a slot of the tree."""
         self._dirty = True
         if move.place is Place.FREE:
             self.device.guarded_slots.discard(move.slot)
@@ -348,13 +348,13 @@ class Simulation:
             self.device.guarded_slots.discard(move.slot)
 
     def on_violation(self, violation: Violation) -> None:
-        """Keep a violation for `_carry` to raise: this may be called while a handle is garbage-collected."""
+        """Record a violation. `_carry` raises it later, because this may run during garbage collection."""
         self._violations.append(violation)
 
     # Faults
 
     def _read_faults(self) -> None:
-        """Sort the scenario's faults, and set timers for those that have a time."""
+        """Sort the faults by kind, and set timers for faults and requests that have a time."""
         faults = self.scenario.faults
         self._crashes = {(fault.actor, fault.where, fault.at) for fault in faults if isinstance(fault, Crash)}
         self._bad_steps = {fault.run for fault in faults if isinstance(fault, BadStep)}
@@ -371,7 +371,7 @@ class Simulation:
                     self._at(until, False)
 
     def _files_of(self, kind: type[BadWrite] | type[DamagedFile]) -> set[int]:
-        """Return the numbers of the files that faults of this kind strike."""
+        """Return the numbers of the files that the scenario's faults of this kind hit."""
         faults = [fault for fault in self.scenario.faults if isinstance(fault, kind)]
         return {at for fault in faults for at in range(fault.at, fault.at + fault.more + 1)}
 
@@ -383,12 +383,12 @@ class Simulation:
     def _restart(self, actor: str) -> None:
         """Replace the four actors as the relay does.
 
-        The streams are drained, the api gets what the old unit had sent it, and then `Restarted`.
+        The streams are drained. The api receives what the old unit had sent to it, and then `Restarted`.
         """
         self.unit.ledger.close()
         no_room = self.unit.cache.no_room
         self.counters += self.unit.counters
-        crashes, self._crashes = self._crashes, set()  # No crash during the restart itself.
+        crashes, self._crashes = self._crashes, set()  # nothing crashes during the restart itself
         self._restart_disk()
         self.device.reset()
         late = [message for (_, to), queue in self._queues.items() if to == "api" for message in queue]
@@ -404,13 +404,13 @@ class Simulation:
         self._crashes = crashes
 
     def _restart_disk(self) -> None:
-        """Carry out some of the calls of the disk, and drop the rest."""
+        """Drain the device, carry out a random number of the disk's calls, and lose the others."""
         self.device.drain()
         if self.disk.calls:
             self.disk.reset(int(self.rng.random() * (len(self.disk.calls) + 1)))
 
     def _device_fault(self, run: int, moved: list[tuple[Row, int, int]]) -> str:
-        """Return the error that the n-th step of the device raises, or nothing."""
+        """Return the error that step `run` of the device raises, or ""."""
         if run in self._bad_steps:
             self.counters["bad step"] += 1
             return "injected once"
@@ -421,7 +421,7 @@ class Simulation:
         return ""
 
     def _refuse(self, sender: str, to: Address, message: Message) -> None:
-        """Try a send that contains a dead lease as well: it must be refused, and move none of the live leases."""
+        """Before every n-th send with leases, try to send them with a dead lease: no lease may move."""
         leases = list(leases_in(message))
         if not leases:
             return
@@ -438,7 +438,7 @@ class Simulation:
         raise AssertionError("a dead lease was sent")
 
     def _duration(self, step: bool) -> float:
-        """Draw how long a call takes: steps about the scenario's step_time, other calls a tenth of that."""
+        """Draw the duration of a call: on average step_time for a step, and a tenth of it for other calls."""
         mean = self.scenario.step_time
         return 2 * mean * self.rng.random() * (1.0 if step else 0.1) if mean else 0.0
 

@@ -1,4 +1,4 @@
-"""The calls of the hash device in the interface of a device, so that faults are contained by the server's own code."""
+"""The hash device's calls, made by the server's own ContainedDevice, so that its handling of errors is tested too."""
 
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 
 
 class InjectedFault(Exception):
-    """A call on the device raises because the scenario wants it to."""
+    """An error that a call on the device raises because the scenario says so."""
 
 
 class Execution:
-    """Executes the calls of a HashDevice, and raises where the scenario says so."""
+    """The calls of a HashDevice, some of which raise as the scenario says."""
 
     def __init__(self, device: "HashDevice") -> None:
-        self.bad_calls: set[tuple[str, int]] = set()  # which calls raise, as (name, number), counted from 1
-        self.struck: Counter[str] = Counter()  # how many calls have raised, by name
+        # (name, number) of each call that raises; numbers count from 1 for each name.
+        self.bad_calls: set[tuple[str, int]] = set()
+        self.struck: Counter[str] = Counter()  # number of calls that have raised, by name
         self._device = device
         self._calls: Counter[str] = Counter()
 
@@ -63,7 +64,7 @@ class Execution:
 
     def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
         self._device._open_row(row, grant, slot, request, pages)
-        self._strike("open_row")  # Unlike the other calls it raises after its work, as a half-opened row.
+        self._strike("open_row")  # Raise after the work, so that the row is left half-opened.
 
     def extend_row(self, row: int, pages: list[int]) -> None:
         self._strike("extend_row")

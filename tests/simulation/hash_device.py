@@ -26,11 +26,11 @@ WEIGHTS = [position % FOLD_PERIOD + 1 for position in range(4 * FOLD_PERIOD)]
 
 
 class DeviceError(AssertionError):
-    """The ring used the device in a way that no correct ring does."""
+    """A use of the device that no correct ring would make."""
 
 
 def draw_token(state: int, fold: int, sampling: Sampling, position: int, allowed: Sequence[int] = ANY) -> int:
-    """Return the token that is sampled at an absolute position; without temperature it is the greedy one."""
+    """Return the token drawn at an absolute position; the greedy token if the temperature is 0."""
     noise = 0 if sampling.temperature == 0 else (sampling.seed + 1) * 40503 * (position + 1)
     return allowed[(output_hash(state, fold) + noise) % MODULUS % len(allowed)]
 
@@ -42,7 +42,7 @@ def oracle(
     paged: bool,
     allowed: Callable[[list[int]], Sequence[int]] = lambda output: ANY,
 ) -> list[int]:
-    """Return the right continuation of `tokens` by `count` tokens, or fewer if no further token is allowed."""
+    """Return the right continuation of `tokens`: `count` tokens, or fewer where no token is allowed any more."""
     state, fold, output = 0, 0, []
     for position in range(len(tokens) + count - 1):
         if not allowed(output):
@@ -57,7 +57,7 @@ def oracle(
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A state in host memory, with the KV entries of the tokens that it has consumed (none without pages)."""
+    """A state in host memory, and the KV entries of the tokens it has consumed (none without attention)."""
 
     state: int
     entries: tuple[int, ...]
@@ -65,7 +65,7 @@ class Copy:
 
 
 class Row:
-    """A row as the device has it."""
+    """A row, as the device stores it."""
 
     __slots__ = ("grant", "places", "request", "slot", "tokens")
 
@@ -74,16 +74,16 @@ class Row:
         self.slot = slot
         self.request = request
         self.tokens = unpack(request.tokens)
-        self.places: list[int] = []  # the index in the page pool of each position's entry
+        self.places: list[int] = []  # index of each position's entry in the page pool
 
 
 class HashDevice:
-    """A device that holds states and KV entries as numbers, and checks how the ring uses them.
+    """A device that stores states and KV entries as numbers, and checks how the ring uses them.
 
-    These are errors at once:
+    It raises DeviceError at once for:
     - a write to a slot or an entry that the tree names;
     - freeing a slot or a page that a step in flight uses;
-    - with a copy stream, any other use of a copy's slot, pages or key before the copy is over.
+    - with a copy stream, any other use of a copy's slot, pages or key before the copy is complete.
     """
 
     def __init__(
@@ -97,24 +97,24 @@ class HashDevice:
         copy_duration: Callable[[], float] | None = None,
     ) -> None:
         self.states = [GARBAGE] * slots  # by slot
-        self.entries = [GARBAGE] * (pages * page_size)  # of the page pool; empty without pages
+        self.entries = [GARBAGE] * (pages * page_size)  # KV entries of the page pool; empty without pages
         self.guarded_entries = bytearray(pages * page_size)  # 1 for each entry that the tree names
-        self.guarded_slots: set[int] = set()  # those whose state the tree holds
-        self.vault: dict[int, Copy] = {}  # the copies in host memory by key; the disk reads and writes them too
-        self.exporting: set[int] = set()  # keys of copies that are still on a stream
-        self.dropping: set[int] = set()  # keys of copies whose drop is still on a stream
+        self.guarded_slots: set[int] = set()  # slots of states that the tree keeps
+        self.vault: dict[int, Copy] = {}  # copies in host memory, by key; the disk reads and writes them too
+        self.exporting: set[int] = set()  # keys of copies to host memory that are still enqueued
+        self.dropping: set[int] = set()  # keys of copies whose drop is still enqueued
         self.unmade: set[int] = set()  # keys of copies that could not be made
         self.page_size = page_size
         self.rows: dict[int, Row] = {}
-        # The calls that are enqueued and not executed: kind, function, arguments.
+        # Enqueued calls that have not been executed: (kind, function, arguments).
         self.stream: deque[tuple[int, Callable[..., None], tuple[Any, ...]]] = deque()
-        # The second stream, if copy_duration is given.
+        # The stream of the copies; None if copies are made on the stream of the steps.
         self.copies = CopyStream(copy_duration) if copy_duration is not None else None
         self.now = 0.0
         self.due: float | None = None  # when the oldest call is done; None if there is none
-        self.runs = 0  # steps executed so far
-        self.passed = 0  # the number of the last step that was executed
-        self.failed_alone: set[str] = set()  # requests that have failed in a step of their own
+        self.runs = 0  # number of steps executed so far
+        self.passed = 0  # number of the last executed step, as its Work names it
+        self.failed_alone: set[str] = set()  # requests that failed in a step without other rows
         self._unfilled: set[int] = set()  # grants whose fill failed
         self._duration = duration
         self._fault = fault
@@ -122,9 +122,9 @@ class HashDevice:
         self._has_run = False
         self.calls = Execution(self)
         self._contained = ContainedDevice(self.calls, lambda error: isinstance(error, InjectedFault))
-        # Slot and pages of each row, as of the last call that was enqueued.
+        # Slot and pages of each row, as of the last enqueued call.
         self._opened: dict[int, tuple[int, list[int]]] = {}
-        self._steps: deque[tuple[set[int], list[int]]] = deque()  # slots and rows of each step that is enqueued
+        self._steps: deque[tuple[set[int], list[int]]] = deque()  # slots and rows of each enqueued step
 
     # Calls of forward
 
@@ -153,7 +153,7 @@ class HashDevice:
         self._transfer(EnqueuedCopy(key, slot, list(pages), True, partial(self._carry_out, copy)))
 
     def _transfer(self, copy: EnqueuedCopy) -> None:
-        """Enqueue a copy in the stream; or on the second stream, where it waits for what is enqueued on the first."""
+        """Enqueue a copy: on the only stream, or on the copy stream, where it waits for the calls enqueued so far."""
         if self.copies is None:
             self._enqueue(copy.carry_out)
         else:
@@ -181,7 +181,7 @@ class HashDevice:
         self._enqueue(self._contained.extend_row, row, pages)
 
     def run(self, work: Work) -> None:
-        """Enqueue a step. Its slots and pages may not be freed until it has been executed."""
+        """Enqueue a step. Its slots and pages must not be freed before it has been executed."""
         rows = [*(chunk.row for chunk in work.chunks), *work.decodes]
         slots = {self._opened[row][0] for row in rows} | {checkpoint.slot for checkpoint in work.checkpoints}
         if self.copies is not None and any(map(self.copies.fills_slot, slots)):
@@ -189,10 +189,10 @@ class HashDevice:
         self._steps.append((slots, rows))
         self._enqueue(self._step, work, kind=STEP)
 
-    # Reports of the pools
+    # Called when a slot or a page is freed
 
     def scribble_slot(self, slot: int) -> None:
-        """Overwrite a freed slot as soon as stream order allows. No step in flight may use it."""
+        """Overwrite a freed slot, in stream order. Raises DeviceError if a step or a copy in flight uses the slot."""
         for slots, _ in self._steps:
             if slot in slots:
                 raise DeviceError(f"slot {slot} is freed while a step that uses it is in flight")
@@ -201,7 +201,7 @@ class HashDevice:
         self._scribble(self.states.__setitem__, slot, GARBAGE)
 
     def scribble_page(self, page: int) -> None:
-        """Overwrite a freed page as soon as stream order allows. No step or copy in flight may use it."""
+        """Overwrite a freed page, in stream order. Raises DeviceError if a step or a copy in flight uses the page."""
         begin = page * self.page_size
         self.guarded_entries[begin : begin + self.page_size] = bytes(self.page_size)
         for _, rows in self._steps:
@@ -212,7 +212,7 @@ class HashDevice:
         self._scribble(self._scribble_page, page)
 
     def reset(self) -> None:
-        """Drain the streams and overwrite everything, so that nothing after a restart can rely on what was there."""
+        """Drain the streams and overwrite all memory, so that the next unit cannot rely on old content."""
         self.drain()
         self.states[:] = [GARBAGE] * len(self.states)
         self.entries[:] = [GARBAGE] * len(self.entries)
@@ -233,7 +233,7 @@ class HashDevice:
             self.copies.drain()
 
     def execute(self) -> None:
-        """Execute the oldest call, and the overwriting of freed slots and pages that follows it."""
+        """Execute the oldest call, and then the overwriting of slots and pages that was enqueued right after it."""
         _, call, arguments = self.stream.popleft()
         call(*arguments)
         while self.stream and self.stream[0][0] == SCRIBBLE:
@@ -253,7 +253,7 @@ class HashDevice:
             call(*arguments)
 
     def _after(self, start: float) -> float:
-        """Return when the call at the head of the stream is done, if it begins at `start`."""
+        """Return when the oldest call of the stream will be done, if it starts at `start`."""
         return start + self._duration(self.stream[0][0] == STEP)
 
     def _write(self, slot: int, state: int) -> None:
@@ -321,7 +321,7 @@ class HashDevice:
             places += range(page * size, (page + 1) * size)
 
     def _step(self, work: Work) -> None:
-        """Execute a step. If a row of it could not be set up it is not run, and fails like a step that raised."""
+        """Execute a step. It fails without being run if one of its rows could not be set up."""
         self.runs += 1
         self._steps.popleft()
         self.passed, self._has_run = work.step, False
@@ -331,7 +331,7 @@ class HashDevice:
         self._deliver(ran)
 
     def _run(self, work: Work) -> Ran:
-        """Run a step, or fail as the scenario says."""
+        """Run a step, or fail it if the scenario says so."""
         self._has_run = True
         moved = self._moved(work)
         if len(moved) == 1 and moved[0][0].grant in self._unfilled:
@@ -344,7 +344,7 @@ class HashDevice:
         return moved + [(self.rows[row], at, at + 1) for row, at in zip(work.decodes, work.positions, strict=True)]
 
     def _compute(self, work: Work, moved: list[tuple[Row, int, int]]) -> Ran:
-        """Feed each row its tokens, write the checkpoints, and draw a token for each row that samples."""
+        """Feed each row its tokens, write the checkpoints, and draw a token for each row that is to draw one."""
         checkpoints: dict[int, dict[int, int]] = {}
         for checkpoint in work.checkpoints:
             checkpoints.setdefault(id(self.rows[checkpoint.row]), {})[checkpoint.position] = checkpoint.slot
@@ -367,7 +367,7 @@ class HashDevice:
         return Ran(work.step, pack(token for _, _, token in drawn), logprobs, prompt_logprobs)
 
     def _consume(self, row: Row, start: int, stop: int, checkpoints: dict[int, int]) -> list[int]:
-        """Feed tokens to a row, and return the state after each of them. checkpoints: slots by position."""
+        """Feed tokens to a row, and return the state after each token. checkpoints: the slot for each position."""
         state, passed = self.states[row.slot], []
         for position in range(start, stop):
             state = next_state(state, row.tokens[position], position)
@@ -382,7 +382,7 @@ class HashDevice:
         return passed
 
     def _sample(self, row: Row, length: int, masks: dict[int, list[int]]) -> int:
-        """Draw a row's next token from its state and, with pages, from the entries of all its positions."""
+        """Draw a row's next token from its state and, with pages, from its entries at all positions."""
         if len(row.tokens) != length:
             raise DeviceError(f"{row.request.id} has {len(row.tokens)} tokens and samples after {length}")
         fold = 0
@@ -396,7 +396,7 @@ class HashDevice:
         return token
 
     def _spoil(self, work: Work, moved: list[tuple[Row, int, int]], error: str) -> Ran:
-        """Fail a step: everything that it was to write is garbage."""
+        """Fail a step: fill everything that it should have written with garbage."""
         if len(moved) == 1:
             self.failed_alone.add(moved[0][0].request.id)
         for row, start, stop in moved:
@@ -411,7 +411,7 @@ class HashDevice:
 
 
 def _sampling(work: Work, moved: list[tuple[Row, int, int]]) -> Iterator[tuple[Row, int]]:
-    """Yield the rows that sample, in order, each with the number of tokens that it samples after."""
+    """Yield the rows that draw a token, in order, each with the number of tokens before the drawn one."""
     chunks = len(work.chunks)
     for index, (row, _, stop) in enumerate(moved):
         if index >= chunks or work.chunks[index].samples:
@@ -419,9 +419,9 @@ def _sampling(work: Work, moved: list[tuple[Row, int, int]]) -> Iterator[tuple[R
 
 
 def _prompt_logprobs(row: Row, begin: int, start: int, passed: list[int]) -> Iterator[RowLogprobs]:
-    """Yield the log probabilities of the prompt tokens after those that were fed from `start` on.
+    """Yield the log probabilities of the prompt tokens that follow the tokens fed from `start` on.
 
-    The log probability of a token is the hash model's state before it.
+    The log probability of a token is defined as the hash model's state before it.
     """
     if begin == 0 and start == 0:
         yield RowLogprobs(row.grant, 0, [TokenLogprob(row.tokens[0], None, [])])

@@ -51,8 +51,8 @@ def planted(name: str) -> Iterator[None]:
 def scenario_for(name: str, seed: int) -> Scenario:
     """Draw the seed's scenario for a bug.
 
-    Pauses, flows, a second stream, grammars and hints are only in it where the bug concerns them: the seeds of other
-    bugs are older.
+    Pauses, flows, a copy stream, grammars and hints are left out unless the bug concerns them: the seeds of other bugs
+    were found before these features existed.
     """
     module = MUTATIONS[name].__module__
     of_copies = module == mutations_of_copies.__name__
@@ -68,7 +68,7 @@ def scenario_for(name: str, seed: int) -> Scenario:
 
 
 def first_seed(name: str, seeds: Iterable[int]) -> int | None:
-    """Return the first seed that fails with this bug and passes without it."""
+    """Return the first seed that fails with this bug and passes without it, or None."""
     for seed in seeds:
         with planted(name):
             failed = failure(scenario_for(name, seed)) is not None

@@ -23,7 +23,7 @@ from tests.simulation.planting import Patch
 
 
 def retired_before_its_event(patch: Patch) -> None:
-    """Planted bug: forward reports a retirement before the steps ahead of it, so `Stepped` arrives after `Retired`."""
+    """Planted bug: forward reports a retirement ahead of earlier steps, so `Retired` arrives before their `Stepped`."""
 
     def retire(self: Forward, message: Retire) -> None:
         row = self.rows.pop(message.grant)
@@ -34,7 +34,7 @@ def retired_before_its_event(patch: Patch) -> None:
 
 
 def retracted_progress_freed(patch: Patch) -> None:
-    """Planted bug: the state of a retracted request is freed although it is further than anything in the tree."""
+    """Planted bug: a retracted request's state is freed although it has consumed more tokens than any in the tree."""
     original = ResultProcessor._retired
 
     def retired(self: ResultProcessor, message: Retired) -> None:
@@ -46,7 +46,7 @@ def retracted_progress_freed(patch: Patch) -> None:
 
 
 def salts_ignored(patch: Patch) -> None:
-    """Planted bug: a request is matched in the tree of every tenant."""
+    """Planted bug: salts are ignored, so a request matches the cached states of other tenants."""
     original = RadixTree.match
 
     def match(self: RadixTree, salt: str, tokens: bytes, limit: int) -> Match:
@@ -93,7 +93,7 @@ def step_after_a_failed_one_believed(patch: Patch) -> None:
 
 
 def replay_resampled(patch: Patch) -> None:
-    """Planted bug: a request that is replayed draws new tokens instead of the same ones."""
+    """Planted bug: a request that is replayed draws different tokens than before."""
 
     def requeue(self: ResultProcessor, record: RequestHistory) -> None:
         sampling = replaced(record.request.sampling, temperature=1.0, seed=record.request.sampling.seed + 1)
@@ -134,7 +134,7 @@ def restart_repeats_the_text(patch: Patch) -> None:
 
 
 def innocent_rows_fail(patch: Patch) -> None:
-    """Planted bug: a row that failed once together with a poisonous one gets an error, without being tried alone."""
+    """Planted bug: a row that failed in one step with a poisonous row gets an error instead of a replay alone."""
     original = ResultProcessor._retired
 
     def retired(self: ResultProcessor, message: Retired) -> None:
@@ -192,7 +192,7 @@ def overrun_sample_delivered(patch: Patch) -> None:
 
 
 def spares_kept_at_the_end(patch: Patch) -> None:
-    """Planted bug: a row that retires keeps its spare checkpoint slots."""
+    """Planted bug: a row that retires does not return its spare checkpoint slots."""
     original = Scheduler._retire
 
     def retire(self: Scheduler, grant: int, reason: str) -> None:
@@ -220,7 +220,7 @@ def late_spares_kept(patch: Patch) -> None:
 
 
 def denied_checkpoint_still_wanted(patch: Patch) -> None:
-    """Planted bug: a row keeps waiting for a checkpoint position whose slot was denied."""
+    """Planted bug: a row waits forever for a checkpoint position whose slot was denied."""
     original = Scheduler._spare
 
     def spare(self: Scheduler, message: Spare) -> None:
@@ -289,7 +289,7 @@ def pool_with_a_copy_in_flight_counts_as_full(patch: Patch) -> None:
 
 
 def donated_twice(patch: Patch) -> None:
-    """Planted bug: a final state at the position of the last donated checkpoint is donated as well."""
+    """Planted bug: a final state is donated although the checkpoint donated before it has the same position."""
     original = ResultProcessor._give_back_state
 
     def give_back_state(self: ResultProcessor, record: RequestHistory, retired: Retired) -> None:
@@ -308,7 +308,7 @@ def stop_string_not_held_back(patch: Patch) -> None:
 
 
 def max_tokens_reset_by_a_retraction(patch: Patch) -> None:
-    """Planted bug: a request that comes back from the queue may draw max_tokens once more."""
+    """Planted bug: a request that comes back from the queue may draw max_tokens again, ignoring its output so far."""
     original = ResultProcessor._requeue
 
     def requeue(self: ResultProcessor, record: RequestHistory) -> None:
@@ -331,7 +331,7 @@ def row_without_a_page_forgotten(patch: Patch) -> None:
 
 
 def id_reused_while_its_row_retires(patch: Patch) -> None:
-    """Planted bug: a new request replaces the record of an answered one with the same id whose row still retires."""
+    """Planted bug: a new request replaces the record of an answered one with its id, whose row has yet to retire."""
     original = Scheduler._submit
 
     def submit(self: Scheduler, message: Submit) -> None:

@@ -56,7 +56,7 @@ def copy_lacks_the_last_entry(patch: Patch) -> None:
 
 
 def slot_freed_after_the_state_left(patch: Patch) -> None:
-    """Planted bug: closing a session frees the slot of its last save, even if the state has left that slot."""
+    """Planted bug: closing a session frees the slot of its last save, even if the state has since left that slot."""
     save, carry_out = Cache._save, HostAndDisk._carry_out
 
     def note(self: Cache, message: SaveFromReq) -> None:
@@ -154,7 +154,7 @@ def busy_copy_dropped(patch: Patch) -> None:
 
 
 def file_written_before_its_copy_is_made(patch: Patch) -> None:
-    """Planted bug: a file is written before the stream has made the copy that it is to hold."""
+    """Planted bug: a file is written before the stream has made the copy that the file should contain."""
     patch(SimulatedDisk, "is_copy_under_way", lambda self, call: False)
 
 
@@ -164,7 +164,7 @@ def damaged_file_used(patch: Patch) -> None:
 
 
 def disk_limit_ignored(patch: Patch) -> None:
-    """Planted bug: a file is written even when the files already use all the disk space that they may."""
+    """Planted bug: a file is written even when the files already fill the disk limit."""
     patch(CopyStore, "_make_disk_room", lambda self, size: True)
 
 
@@ -236,7 +236,7 @@ def copy_matched_past_the_limit(patch: Patch) -> None:
 
 
 def copy_of_a_closed_session_stays(patch: Patch) -> None:
-    """Planted bug: copies of closed sessions are not released."""
+    """Planted bug: closing a session does not release its copy."""
     patch(CopyStore, "release", lambda self, node: None)
 
 
@@ -252,7 +252,7 @@ def loan_of_a_copy_never_ends(patch: Patch) -> None:
 
 
 def filled_one_page_too_late(patch: Patch) -> None:
-    """Planted bug: the entries of a copy are written to pages one too far along."""
+    """Planted bug: a fill writes the entries of a copy one page too far along the row's pages."""
     original = Forward._admit
 
     def admit(self: Forward, message: Admit) -> None:
@@ -265,7 +265,7 @@ def filled_one_page_too_late(patch: Patch) -> None:
 
 
 def failed_turn_not_reported(patch: Patch) -> None:
-    """Planted bug: after a turn that took its session's state along and failed, the api is not sent the new place."""
+    """Planted bug: a turn that took its session's state along fails, and the api does not get the new position."""
     original = Cache._leave_session
 
     def leave_session(self: Cache, account: Account) -> None:
@@ -320,7 +320,7 @@ def room_wakes_one_command_only(patch: Patch) -> None:
 
 
 def returned_copy_never_evicted(patch: Patch) -> None:
-    """Planted bug: a copy that a request was filled from is no longer considered for eviction."""
+    """Planted bug: after a request was filled from a copy, the copy is never evicted again."""
 
     def end_of(self: CopyStore, node: Node[StateCopy]) -> None:
         self._forget_if_unused(node)

@@ -1,4 +1,4 @@
-"""Planted bugs in what holds the states: slots, leases, loans, pages, the tree, and the order of the stream."""
+"""Planted bugs in slots, leases, loans, pages and the tree, and in the order of the device's stream."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +31,7 @@ from tests.simulation.planting import Patch
 
 
 def no_clear_on_reuse(patch: Patch) -> None:
-    """Planted bug: a fresh slot goes to its next request as the last one left it."""
+    """Planted bug: a fresh slot is not cleared, so the next request starts from an old state."""
     patch(HashDevice, "clear", lambda self, slot: None)
 
 
@@ -247,7 +247,7 @@ def resumed_past_the_state(patch: Patch) -> None:
 
 
 def match_past_the_limit(patch: Patch) -> None:
-    """Planted bug: a state at the very end of the prompt is used, which leaves no token to feed."""
+    """Planted bug: a cached state at the very end of the prompt is used, which leaves no token to feed."""
     original = RadixTree.match
 
     def match(self: RadixTree, salt: str, tokens: bytes, limit: int) -> Match:

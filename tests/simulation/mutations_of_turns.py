@@ -8,7 +8,7 @@ from tests.simulation.planting import Patch
 
 
 def first_come_first_served(patch: Patch) -> None:
-    """Planted bug: within one priority rows go to requests in order of arrival, however many rows their flow has."""
+    """Planted bug: among requests of one priority, rows go to the earliest, however many rows their flow has."""
 
     def entry(self: Queue, flow: str, place: int) -> Entry:
         priority, arrival = self._waiting[flow][place].order
@@ -45,16 +45,16 @@ def first_prompt_takes_all(patch: Patch) -> None:
 
 
 def step_time_ignored(patch: Patch) -> None:
-    """Planted bug: prompts get as many tokens as fit into a step, however long the decoding rows then wait."""
+    """Planted bug: prompts get as many tokens as fit into a step, however much that delays decoding rows."""
     patch(plan, "tokens_in_time", lambda state: state.limits.step_tokens)
 
 
 def no_row_retracted_for_a_flow(patch: Patch) -> None:
-    """Planted bug: a flow that has all rows keeps them until they end."""
+    """Planted bug: a flow that holds all rows keeps them until its requests end."""
     patch(plan, "plan_turns", lambda *_: None)
 
 
 def _take_head(self: Queue, flow: str) -> list[object]:
-    """Take a flow out of the queue as Queue._take_head does, but without relying on where its entry is in the heap."""
+    """Remove a flow as Queue._take_head does. Unlike that method, find its heap entry by a scan."""
     self._heads = [entry for entry in self._heads if entry[3] != flow]
     return list(self._waiting.pop(flow, []))

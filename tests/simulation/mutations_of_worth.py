@@ -22,7 +22,7 @@ from tests.simulation.planting import Patch
 
 
 def kind_changed_without_requeueing(patch: Patch) -> None:
-    """Planted bug: a state that becomes a last end enters its new queue, but also stays in its old one."""
+    """Planted bug: a state whose kind becomes LAST_END enters its new queue, but also stays in its old one."""
     original = Lives._pass_on
 
     def pass_on(self: Lives, node: Node[Lease], kind: Kind) -> None:
@@ -35,12 +35,12 @@ def kind_changed_without_requeueing(patch: Patch) -> None:
 
 
 def worth_below_a_new_state_not_updated(patch: Patch) -> None:
-    """Planted bug: when a state is stored between two others, the lower one still counts as saving the whole path."""
+    """Planted bug: when a state is stored above another, the lower one still counts as saving the whole path."""
     patch(order, "states_below", lambda node: iter(()))
 
 
 def named_state_dropped_for_a_checkpoint(patch: Patch) -> None:
-    """Planted bug: a checkpoint that nothing has resumed from takes the slot of a session's state."""
+    """Planted bug: a checkpoint that nothing has resumed from so far takes the slot of a session's state."""
     original = Allocator._next_to_evict
 
     def next_to_evict(self: Allocator, keep: Node[Lease] | None = None, at_once: bool = False) -> Node[Lease] | None:
@@ -93,7 +93,7 @@ def evicted_state_stays_queued(patch: Patch) -> None:
 
 
 def waits_for_an_ended_leader(patch: Patch) -> None:
-    """Planted bug: when the request that computes a shared prefix ends early, the others keep waiting for it."""
+    """Planted bug: when the request that computes a shared prefix ends early, other requests keep waiting for it."""
 
     def is_waiting(self: Together, parked: Parked) -> bool:
         account = self._accounts.get(parked.leader) if parked.leader is not None else None

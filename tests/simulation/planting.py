@@ -1,7 +1,7 @@
-"""The type of the function with which a planted bug changes a class or a module."""
+"""The type of the function through which a planted bug changes a class or a module."""
 
 from collections.abc import Callable
 from typing import Any
 
-# Patch(owner, attribute, value), undone when the bug is taken out again.
+# Patch(owner, attribute, value) sets the attribute until the bug is removed.
 Patch = Callable[[Any, str, Any], None]

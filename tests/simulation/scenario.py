@@ -1,4 +1,4 @@
-"""Scenarios: the pools, the requests of the clients and the faults, as a seed draws them before anything runs."""
+"""Scenarios: the pools, the clients' requests and the faults of one seed, all drawn before the run begins."""
 
 import random
 from dataclasses import dataclass, replace
@@ -28,42 +28,42 @@ WITH_BAD_CALLS = 0.15
 
 @dataclass(frozen=True)
 class Leave:
-    """How and when a client gives up its request."""
+    """When and how a client gives up its request."""
 
     how: Literal["aborted", "timeout", "gone"]  # by an abort, by a timeout, or by closing the connection
-    after: float  # how long after submitting it, if `tokens` is None
-    tokens: int | None  # as soon as it has received this many
+    after: float  # how long after the submission, if `tokens` is None
+    tokens: int | None  # after receiving this many tokens, if not None
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A request of a client. Times are in turns of an actor; shares are fractions of the prompt."""
+    """A request that a client will make. Times count turns of an actor; shares are fractions of the prompt's length."""
 
     id: str
-    at: float  # when it is submitted
+    at: float  # time of submission
     prompt: tuple[int, ...]
     max_tokens: int
     stop_ids: tuple[int, ...] = ()
-    stop_piece: tuple[int, int] | None = None  # (start, length) of the right output's text: this is its stop string
+    stop_piece: tuple[int, int] | None = None  # (start, length) in the right output's text: its stop string
     keep_stop: bool = False
-    ends: tuple[float, ...] = ()  # message ends, as shares
+    ends: tuple[float, ...] = ()  # positions of message ends, as shares
     priority: int = 0
     salt: str = ""
     seed: int | None = None
-    continues: float | None = None  # if set, which of the answered requests it continues, as a share of them
-    reuses: bool = False  # it takes the id of a request that was answered
+    continues: float | None = None  # share of the answered requests: selects the one to continue
+    reuses: bool = False  # take the id of the last answered request
     leave: Leave | None = None
     logprobs: bool = False
-    prompt_logprobs_from: float | None = None  # as a share
+    prompt_logprobs_from: float | None = None  # first position, as a share
     grammar: ToyGrammar | None = None
     min_tokens: int = 0
-    checkpoints: tuple[float, ...] = ()  # positions of requested checkpoints, as shares
-    keep: Keep = ""  # the hint about the state at the end
+    checkpoints: tuple[float, ...] = ()  # positions of checkpoints that the client requests, as shares
+    keep: Keep = ""  # the client's hint about the state at the end
 
 
 @dataclass(frozen=True)
 class Crash:
-    """The actor raises at its n-th send, or before or after its n-th delivery."""
+    """A fault: the actor raises at its n-th send, or before or after its n-th delivery."""
 
     actor: Address
     at: int
@@ -72,14 +72,14 @@ class Crash:
 
 @dataclass(frozen=True)
 class BadStep:
-    """The n-th step that the device runs raises."""
+    """A fault: the n-th step that the device runs raises."""
 
     run: int
 
 
 @dataclass(frozen=True)
 class Poison:
-    """Each step in which this request consumes the token at this position raises."""
+    """A fault: each step in which this request consumes the token at this position raises."""
 
     request: str
     position: int
@@ -87,7 +87,7 @@ class Poison:
 
 @dataclass(frozen=True)
 class BadCall:
-    """The n-th call of this kind on the device raises."""
+    """A fault: the n-th call of this kind on the device raises."""
 
     how: Call
     at: int
@@ -95,7 +95,7 @@ class BadCall:
 
 @dataclass(frozen=True)
 class NoRoom:
-    """For a while the cache grants nothing, and gives a page only to a row that is alone."""
+    """A fault: for a while the cache grants nothing, and gives a page only to a row that is alone."""
 
     at: float
     until: float
@@ -103,33 +103,33 @@ class NoRoom:
 
 @dataclass(frozen=True)
 class NoCheckpoints:
-    """The cache never gives a checkpoint slot."""
+    """A fault: the cache never gives out a checkpoint slot."""
 
 
 @dataclass(frozen=True)
 class RefusedSends:
-    """Before every n-th message with leases, a send of these leases together with a dead one is tried and refused."""
+    """A fault: before every n-th message with leases, a send of these leases and a dead one is tried, and refused."""
 
     every: int
 
 
 @dataclass(frozen=True)
 class FlushAt:
-    """The cache is flushed."""
+    """A flush of the cache at this time."""
 
     at: float
 
 
 @dataclass(frozen=True)
 class DrainAt:
-    """Shutdown while requests run and arrive."""
+    """A shutdown at this time, while requests run and arrive."""
 
     at: float
 
 
 @dataclass(frozen=True)
 class PausedFrom:
-    """Generation is paused for a while. Further modes change the pause at once."""
+    """A pause of generation. The modes are requested one right after another; the last one stays."""
 
     at: float
     until: float
@@ -138,7 +138,7 @@ class PausedFrom:
 
 @dataclass(frozen=True)
 class BadWrite:
-    """The n-th file cannot be written, nor can the next `more` files."""
+    """A fault: the n-th write of a file fails, and so do the next `more` writes."""
 
     at: int
     more: int = 0
@@ -146,7 +146,7 @@ class BadWrite:
 
 @dataclass(frozen=True)
 class DamagedFile:
-    """The n-th file is damaged as soon as it is written, and so are the next `more` files."""
+    """A fault: the n-th file is damaged as soon as it is written, and so are the next `more` files."""
 
     at: int
     more: int = 0
@@ -160,36 +160,36 @@ Fault = (
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything that a seed draws beforehand. Times are in turns of an actor."""
+    """Everything that a seed draws before the run. Times count turns of an actor."""
 
-    slots: int  # of the state pool
-    pages: int  # of the page pool; 0 without attention
+    slots: int  # slots of the state pool
+    pages: int  # pages of the page pool; 0 without attention
     limits: Limits
-    max_tree_tokens: int  # bounds the cache's tree
+    max_tree_tokens: int  # the limit of tokens in the cache's tree
     codec: bool  # whether every message is encoded and decoded on its way
     step_time: float  # the mean duration of a step on the device
-    lazy: Address | None  # an actor that is seldom served
+    lazy: Address | None  # an actor that rarely gets a turn
     asks: tuple[Ask, ...]
     faults: tuple[Fault, ...]
-    schedule: int  # the seed of everything that is drawn during the run
+    schedule: int  # the seed of everything drawn during the run
     talks: tuple[Talk, ...] = ()
     tiers: TierLimits = NO_TIERS
     disk_time: float = 0.0  # the mean duration of a call on the disk
     hand_over: bool = False  # whether every session is suspended before the shutdown
-    flows: int = 1  # how many flows the requests are in; 0 if each is a flow of its own
-    policy: Policy = "worth"  # of the cache
-    worth_waiting: int = 64  # of the cache
+    flows: int = 1  # the number of flows; 0: each request is a flow of its own
+    policy: Policy = "worth"  # the cache's eviction policy
+    worth_waiting: int = 64  # no Acquire waits for a state this shallow
     speeds: Speeds = UNKNOWN  # the speeds that the device reports
-    file_byte: float = 0.0  # seconds that reading one byte of a file is reported to take
+    file_byte: float = 0.0  # seconds that the disk reports for reading one byte
     copy_time: float | None = None
-    """The mean duration of a copy on a stream of its own; None: copies are on the steps' stream."""
+    """The mean duration of a copy on the copy stream; None: copies are made on the stream of the steps."""
 
     def flow_of(self, name: str) -> str:
         return str(crc32(name.encode()) % self.flows) if self.flows else name
 
     @property
     def room(self) -> int | None:
-        """How many positions the pages cover; None without attention."""
+        """Return how many positions the pages can hold; None without attention."""
         return self.pages * self.limits.page_size if self.limits.page_size else None
 
     def without(self, *, ask: Ask | None = None, fault: Fault | None = None) -> "Scenario":
@@ -216,7 +216,7 @@ def draw(
 ) -> Scenario:
     """Draw a seed's scenario.
 
-    Each option below takes its feature out again: seeds that were found before the feature existed are run without it.
+    False leaves a feature out, for seeds that were found before the feature existed.
 
     strategy, overlap: drawn if None
     may_be_narrow: steps may have fewer tokens than there are rows
@@ -252,7 +252,7 @@ def draw(
         at += rng.expovariate(1 / gap)
         asks.append(_draw_ask(rng, f"r{index}", at, hasty))
     if paged and rng.random() < 0.25:
-        # Barely large enough for one of the prompts, and perhaps for a page to copy from.
+        # Make the pool just large enough for one prompt, with or without a spare page to copy from.
         pages = -(-(len(rng.choice(asks).prompt) + 1) // page_size) + rng.choice([0, 1, 1])
     scenario = Scenario(
         slots=rng.choice([1, 1, 2, max_running + 2, 4 * max_running, 8 * max_running]),
@@ -286,14 +286,14 @@ def draw(
 
 
 def _with_copy_stream(rng: random.Random, scenario: Scenario) -> Scenario:
-    """Give copies a stream of their own in two of three scenarios that have a host memory."""
+    """Give copies their own stream in two of three scenarios with host memory."""
     if not scenario.tiers.host_bytes or rng.random() < 1 / 3:
         return scenario
     return replace(scenario, copy_time=rng.choice([0.0, 3.0, 40.0, 300.0]))
 
 
 def _with_step_time(rng: random.Random, scenario: Scenario) -> Scenario:
-    """Limit the time of steps in a third of the scenarios, so that prompts get fewer tokens than a step may have."""
+    """Limit the time of steps in a third of the scenarios, so that prompts get fewer tokens than fit into a step."""
     if rng.random() < 2 / 3:
         return scenario
     speeds = structs.replace(scenario.speeds, decode=1.0, prompt=rng.choice([0.01, 0.1, 1.0]))
@@ -303,7 +303,7 @@ def _with_step_time(rng: random.Random, scenario: Scenario) -> Scenario:
 
 
 def _with_speeds(rng: random.Random, scenario: Scenario) -> Scenario:
-    """Draw speeds at which copies of unnamed states may pay, and add tiers to some scenarios without sessions."""
+    """Draw speeds at which copying unnamed states may pay. Add tiers to some scenarios without sessions."""
     if not scenario.talks and rng.random() < 0.4:
         tiers = draw_tiers(rng, scenario.pages > 0)
         scenario = replace(scenario, tiers=tiers, disk_time=rng.choice([0.0, 5.0, 50.0]))
@@ -322,7 +322,7 @@ def _with_bad_calls(rng: random.Random, scenario: Scenario) -> Scenario:
 
 
 def _with_pauses(rng: random.Random, scenario: Scenario, end: float) -> Scenario:
-    """Pause generation once or twice in one of five scenarios."""
+    """Add one or two pauses of generation to one in five scenarios."""
     if rng.random() >= 0.2:
         return scenario
     pauses, at = [], 0.0
@@ -335,7 +335,7 @@ def _with_pauses(rng: random.Random, scenario: Scenario, end: float) -> Scenario
 
 
 def _with_sessions(rng: random.Random, scenario: Scenario, hasty: float) -> Scenario:
-    """Add sessions and faults of the disk, and keep only a few of the other requests."""
+    """Add sessions and disk faults, and keep only a few of the requests without a session."""
     talks = draw_talks(rng, lambda name, at: _draw_ask(rng, name, at, hasty / 2))
     faults = list(scenario.faults)
     if rng.random() < 0.15:
@@ -359,7 +359,10 @@ def _with_sessions(rng: random.Random, scenario: Scenario, hasty: float) -> Scen
 
 
 def _draw_ask(rng: random.Random, name: str, at: float, hasty: float) -> Ask:
-    """Draw a request. Its prompt begins like one of two shared prefixes. hasty: how likely its client gives it up."""
+    """Draw a request, whose prompt begins with a part of one of two shared prefixes.
+
+    hasty: the probability that its client gives it up
+    """
     family = random.Random(rng.randrange(2))
     shared = [family.randrange(VOCABULARY) for _ in range(40)]
     own = [rng.randrange(VOCABULARY) for _ in range(rng.choice([0, 0, 1, 5, 12]))]
@@ -389,7 +392,7 @@ def _draw_ask(rng: random.Random, name: str, at: float, hasty: float) -> Ask:
 
 
 def _draw_faults(rng: random.Random, asks: list[Ask], end: float) -> list[Fault]:
-    """Draw about two kinds of faults, with one or a few of each kind."""
+    """Draw faults, on average of about two kinds, with one or a few of each kind."""
     faults: list[Fault] = []
     if rng.random() < 0.25:
         for _ in range(rng.choice([1, 1, 2])):

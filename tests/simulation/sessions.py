@@ -1,4 +1,4 @@
-"""The sessions of the simulated client: as in the api, each has a log and at most one running turn."""
+"""The sessions of the simulated client. As in the api, each has a log and at most one running turn."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -21,19 +21,19 @@ Log = list[tuple[int, ...]]
 
 @dataclass(eq=False)
 class Session:
-    """A session as the client knows it."""
+    """A session, as the client knows it."""
 
     name: str
     salt: str
-    turns: deque[Turn]  # the turns that are still to come
+    turns: deque[Turn]  # the turns that have not begun
     commands: tuple[Command, ...]
     log: Log = field(default_factory=list)
-    """The history at the end of each turn, without those that were rewound; the last is the session's own."""
-    turns_begun: int = 0  # how many turns have begun
+    """The history at the end of each turn that was not rewound. The last entry is the session's history."""
+    turns_begun: int = 0  # number of turns that have begun
     running: "Exchange | None" = None
     closed: bool = False
-    strays: Log = field(default_factory=list)  # histories that an abandoned turn may have reached
-    last_report: Kept | None = None  # the last report of the cache about this session
+    strays: Log = field(default_factory=list)  # possible histories of abandoned turns
+    last_report: Kept | None = None  # the cache's last report about this session
 
     @property
     def history(self) -> tuple[int, ...]:
@@ -46,15 +46,15 @@ class Session:
 
 
 class Sessions:
-    """The open sessions, and what is still to be done to them."""
+    """The open sessions, and the turns and commands that are still to come."""
 
     def __init__(self, send: Send, ask: Callable[[Turn, Session, list[int]], "Exchange"], call_later: Later) -> None:
         self.open: dict[str, Session] = {}
-        self.suspending: dict[int, str] = {}  # the session of each suspension that is not answered, by ticket
+        self.suspending: dict[int, str] = {}  # the session of each suspension without an answer, by ticket
         self.counters: Counter[str] = Counter()
         self._send = send
-        self._ask = ask  # submits a turn, given the whole history with the new tokens
-        self._call_later = call_later  # calls `fire` with a value after some time
+        self._ask = ask  # submits a turn; the list is the whole history with the new tokens
+        self._call_later = call_later  # calls `fire` with a value after a delay
         self._tickets = count(1)
 
     # Time
@@ -74,7 +74,7 @@ class Sessions:
         self._next_turn(session)
 
     def _next_turn(self, session: Session) -> None:
-        """Begin the next turn. Which earlier turn it continues is decided now, among those that have been answered."""
+        """Begin the next turn. Choose only now which earlier turn it continues, among those that have been answered."""
         if session.closed or session.running is not None or not session.turns:
             return
         turn = session.turns.popleft()
@@ -91,7 +91,10 @@ class Sessions:
         self._moment(session, "begun")
 
     def turn_ended(self, session: Session, exchange: "Exchange") -> None:
-        """End a turn that was answered, or whose client went away. In the ring an abandoned turn is not over yet."""
+        """End a turn that was answered or abandoned by its client.
+
+        The ring may still be computing an abandoned turn.
+        """
         if session.running is not exchange:
             return
         session.running = None
@@ -105,7 +108,7 @@ class Sessions:
             self._call_later(session.turns[0].ask.at, session)
 
     def _moment(self, session: Session, moment: str) -> None:
-        """Schedule the commands that follow the beginning or the end of this turn."""
+        """Schedule the session's commands for this moment ("begun" or "ended") of its current turn."""
         for command in session.commands:
             if command.turn == session.turns_begun - 1 and command.moment == moment:
                 self._call_later(command.after, (session, command))
@@ -130,7 +133,7 @@ class Sessions:
                 self.counters["session closed in a turn" if busy else "session closed"] += 1
                 self.close(session)
                 if command.reopens and session.turns:
-                    # A new name: the ring must not see the name of a closed session again.
+                    # Use a new name, because the ring must not see the name of a closed session again.
                     self._begin(Session(f"{session.name}'", session.salt, session.turns, ()))
 
     def suspend(self, session: Session) -> None:
@@ -163,7 +166,7 @@ class Sessions:
                 self.counters[f"suspended to {tier}"] += 1
 
     def restart(self) -> None:
-        """Name all open sessions again after a restart, and repeat the suspensions that were not answered."""
+        """Name all open sessions again after a restart, and repeat the suspensions without an answer."""
         for session in self.open.values():
             session.last_report = None
             self._name(session)

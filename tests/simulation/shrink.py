@@ -1,4 +1,4 @@
-"""Reduce a failing scenario: fewer requests, fewer faults, smaller pools, fewer deliveries."""
+"""Reduction of a failing scenario: fewer requests, fewer faults, smaller pools, fewer deliveries."""
 
 import traceback
 from collections.abc import Iterator
@@ -16,15 +16,15 @@ LAST_SCHEDULES = 40  # schedules tried for the smallest scenario, to find the sh
 
 @dataclass(frozen=True)
 class Failure:
-    """How a scenario fails."""
+    """The failure of a scenario: which error, where, and after how many deliveries."""
 
     kind: str  # the type of the error
-    where: str  # file and function that raised it
+    where: str  # the file and function that raised the error
     message: str
-    deliveries: int  # how many messages had been delivered
+    deliveries: int  # number of messages delivered before the error
 
     def like(self, other: "Failure") -> bool:
-        """Return whether the same kind of error was raised in the same place."""
+        """Return whether both failures are the same type of error, raised in the same function."""
         return (self.kind, self.where) == (other.kind, other.where)
 
 
@@ -41,7 +41,7 @@ def failure(scenario: Scenario) -> Failure | None:
 
 
 def shrink(scenario: Scenario) -> tuple[Scenario, Failure]:
-    """Return the smallest scenario found that fails like this one, with its failure."""
+    """Return the smallest scenario found that fails in the same way as `scenario`, and its failure."""
     found = failure(scenario)
     if found is None:
         raise ValueError("this scenario passes")
@@ -59,7 +59,7 @@ def shrink(scenario: Scenario) -> tuple[Scenario, Failure]:
 
 
 def fails_like(scenario: Scenario, found: Failure, schedules: int) -> Scenario | None:
-    """Return the scenario with a schedule under which it fails in the same way, or None if a few schedules do not."""
+    """Return the scenario with a schedule under which it fails like `found`, or None if no tried schedule does."""
     for more in range(schedules):
         tried = replace(scenario, schedule=scenario.schedule + more)
         how = failure(tried)
@@ -69,7 +69,7 @@ def fails_like(scenario: Scenario, found: Failure, schedules: int) -> Scenario |
 
 
 def simpler(scenario: Scenario) -> Iterator[Scenario]:
-    """Yield simpler scenarios that might fail too, the largest cuts first."""
+    """Yield simpler scenarios that may still fail, those with the largest cuts first."""
     asks, limits = scenario.asks, scenario.limits
     half = len(asks) // 2
     if half:
@@ -118,7 +118,7 @@ def with_fewer_talks(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def earlier(fault: Fault) -> Iterator[Fault]:
-    """Yield the same fault at earlier points, since what comes before it may not be needed."""
+    """Yield the same fault at earlier points: what happened before it may not be needed for the failure."""
     match fault:
         case Crash(at=at):
             yield from (replace(fault, at=sooner) for sooner in sorted({1, at // 2, at - 1}) if 0 < sooner < at)
@@ -155,7 +155,7 @@ def simpler_asks(ask: Ask) -> Iterator[Ask]:
 
 
 def simpler_talks(talk: Talk) -> Iterator[Talk]:
-    """Yield the session with fewer turns and commands, with no delays, and with simpler requests."""
+    """Yield simpler versions of a session: fewer turns and commands, no delays, simpler requests."""
     for index, command in enumerate(talk.commands):
         yield replace(talk, commands=(*talk.commands[:index], *talk.commands[index + 1 :]))
         if command.after:

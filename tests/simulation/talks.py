@@ -1,4 +1,4 @@
-"""Sessions as a seed draws them: their turns, and the commands between and during the turns."""
+"""Talks: sessions as a seed draws them, with their turns and with commands during and between the turns."""
 
 import random
 from collections.abc import Callable
@@ -12,28 +12,28 @@ if TYPE_CHECKING:
 
 VOCABULARY = 61
 STATE_BYTES, TOKEN_BYTES = 1000, 10
-A_COPY = 30  # the tokens of a typical copy, for limits that hold a few
+A_COPY = 30  # tokens of a typical copy; limits are a few times its size
 
 
 @dataclass(frozen=True)
 class Turn:
     """One turn of a session."""
 
-    ask: "Ask"  # its `prompt` is what is new in the turn; it comes `ask.at` after the end of the previous one
-    back: float | None = None  # which of the earlier turns it continues, as a share of them; None is the latest
-    rewinds: bool = False  # whether the turns after that are removed first; otherwise the session branches
+    ask: "Ask"  # `ask.prompt`: the new tokens; `ask.at`: the delay after the end of the previous turn
+    back: float | None = None  # share of the earlier turns: selects the turn to continue; None: the latest
+    rewinds: bool = False  # remove the turns after the selected one, instead of branching
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command to a session, some time after its n-th turn has begun or ended."""
+    """A command to a session, sent some time after its n-th turn has begun or ended."""
 
     turn: int
     moment: Literal["begun", "ended"]
     after: float
     what: Literal["suspend", "fork", "rewind", "close", "idle"]
-    """A "rewind" removes the last turn; "idle" closes the session unless it is in a turn."""
-    reopens: bool = False  # after a close, a new session takes over the remaining turns
+    """"rewind" removes the last turn; "idle" closes the session, but only if no turn is running."""
+    reopens: bool = False  # after a close, a new session continues with the remaining turns
     fork: str = ""  # the fork's name
     turns: tuple[Turn, ...] = ()  # the fork's turns
 
@@ -69,7 +69,7 @@ def draw_talks(rng: random.Random, draw_ask: DrawAsk) -> tuple[Talk, ...]:
 
 
 def draw_tiers(rng: random.Random, paged: bool) -> TierLimits:
-    """Draw limits of host memory and disk with room for a few copies, or for none."""
+    """Draw limits of host memory and disk that hold a few copies, or none."""
     one = TierLimits(0, 0, STATE_BYTES, TOKEN_BYTES if paged else 0, rng.choice([None, None, 0, 1, 3]))
     host = rng.choice([0, 1.2, 1.2, 3, 3, 12]) * one.memory_bytes(A_COPY)
     disk = rng.choice([0, 1.2, 3, 20]) * one.file_bytes(A_COPY)
@@ -90,7 +90,7 @@ def _draw_turns(rng: random.Random, name: str, draw_ask: DrawAsk, hasty: float, 
 
 
 def _draw_command(rng: random.Random, fork: str, draw_ask: DrawAsk, hasty: float, turns: int) -> Command:
-    """Draw a command. fork: the name of the fork, if it is one."""
+    """Draw a command. fork: the name of the new session if the command is a fork."""
     what = rng.choice(["suspend", "suspend", "suspend", "fork", "fork", "rewind", "close", "idle"])
     forked = _draw_turns(rng, fork, draw_ask, hasty, rng.randint(1, 2)) if what == "fork" else ()
     return Command(

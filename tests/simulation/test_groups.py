@@ -1,4 +1,7 @@
-"""Requests with a common prefix: their leader, which computes it, is struck at every point of its progress."""
+"""Requests with a common prefix, which the first request (the leader) computes while the others wait for it.
+
+A strike aborts, retracts or fails the leader. The tests strike it at every point of its progress.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +21,7 @@ Strike: TypeAlias = Literal["aborted", "retracted", "all retracted", "step fails
 
 STEM = tuple(range(1, 25))
 ANSWER, STEP_TOKENS = 2, 8
-# The first prompt of a group is the leader's.
+# The first prompt in each tuple is the leader's.
 CHOICES: Prompts = (STEM,) * 4
 STEMMED: Prompts = tuple((*STEM, *range(first, first + 6)) for first in (30, 36, 42, 48))
 CHOICES_OF_TWO: Prompts = (STEMMED[0], STEMMED[0], STEMMED[1], STEMMED[1])
@@ -26,13 +29,13 @@ CHOICES_OF_TWO: Prompts = (STEMMED[0], STEMMED[0], STEMMED[1], STEMMED[1])
 
 @dataclass(frozen=True)
 class World:
-    """The pools and limits of a test."""
+    """The pools and limits of a test ring."""
 
-    pages: int = 0  # of four tokens each; 0 without attention
-    depth: int = 2  # unsettled steps, at most
+    pages: int = 0  # number of pages of four tokens; 0 without attention
+    depth: int = 2  # how many steps may be in flight
     strategy: Strategy = Strategy.JUST_IN_TIME
     slots: int = 16
-    schedule: int = 1  # the seed of what is drawn during the run
+    schedule: int = 1  # the seed of everything drawn during the run
 
     def scenario(self, prompts: Prompts) -> Scenario:
         page_size = 4 if self.pages else 0
@@ -58,14 +61,14 @@ NARROW = World(pages=60, strategy=Strategy.EXTRA_BUFFER, slots=5)
 
 
 class Group(Simulation):
-    """A simulation that counts the prompt tokens that the device computes."""
+    """A simulation that counts how many prompt tokens the device computes."""
 
     def __init__(self, scenario: Scenario, retracted_at: int | None = None) -> None:
         super().__init__(scenario)
         self.computed = 0  # prompt tokens
-        self.points: int | None = None  # the turns until the leader's end
-        self.ended_before = 0  # how many others had ended by then
-        self._retracted_at = retracted_at  # the turn in which the leader is retracted, if it is
+        self.points: int | None = None  # number of turns until the leader ended
+        self.ended_before = 0  # how many other requests ended before the leader
+        self._retracted_at = retracted_at  # the turn in which to retract the leader; None: never
         self._faulty, self.device._fault = self.device._fault, self._count
 
     def _count(self, run: int, moved: list[tuple[Row, int, int]]) -> str:
@@ -83,7 +86,7 @@ class Group(Simulation):
         return super()._turn()
 
     def _retract(self) -> None:
-        """Retract the leader between two messages, as the plan does where pages or rows are short."""
+        """Retract the leader between two messages, as the plan does when pages or rows are scarce."""
         scheduler = self.unit.scheduler
         for row in list(scheduler.state.rows.values()):
             if row.record.request.id == "r0":
@@ -99,7 +102,7 @@ def run(scenario: Scenario, retracted_at: int | None = None) -> Group:
 
 
 def run_with_strikes(strike: Strike, scenario: Scenario, undisturbed: Group) -> Iterator[Group]:
-    """Run the scenario once for each point of the leader's progress, with the leader struck there."""
+    """Run the scenario once for each point of the leader's progress, and strike the leader at that point."""
     leader, *others = scenario.asks
     assert undisturbed.points is not None
     for at in range(undisturbed.points):
@@ -121,23 +124,24 @@ def run_with_strikes(strike: Strike, scenario: Scenario, undisturbed: Group) -> 
 
 
 def steps_alone(prompts: Prompts) -> int:
-    """Return how many steps the prompts take one after the other, with nothing shared."""
+    """Return how many steps the prompts take if they run one after another and share nothing."""
     return sum(-(-len(prompt) // STEP_TOKENS) + ANSWER - 1 for prompt in prompts)
 
 
 def least_computed(prompts: Prompts) -> int:
-    """Return how many prompt tokens are computed if each prefix is computed once.
+    """Return how many prompt tokens are computed if each shared prefix is computed once.
 
-    The last token of a repeated prompt is computed again, because the output is drawn after it.
+    The last token of a repeated prompt is computed again, because the first output token is drawn from its state.
     """
     beginnings = {prompt[:end] for prompt in prompts for end in range(1, len(prompt) + 1)}
     return len(beginnings) + len(prompts) - len(set(prompts))
 
 
 def check_every_point(strike: Strike, prompts: Prompts, world: World) -> None:
-    """Check that all other requests are answered in full.
+    """Check that every request that was not struck is answered in full.
 
-    A strike must cost no more steps than running alone, and no more tokens than the leader's prompt.
+    With a strike, all requests together may take no more steps than if they ran one after another, and may compute at
+    most one leader's prompt more than without it.
     """
     scenario = world.scenario(prompts)
     undisturbed = run(scenario)
@@ -190,7 +194,7 @@ def test_the_leader_is_struck_at_every_point_of_other_schedules(strike: Strike, 
 
 @pytest.mark.parametrize("world", [replace(PAGED, strategy=Strategy.NO_BUFFER), WIDE], ids=["no slots", "too many"])
 def test_no_request_waits_for_a_state_that_will_not_come(world: World) -> None:
-    """With no checkpoint slots, or fewer than the prompts part at, none waits for the end of a long answer."""
+    """Other requests end before the leader's long answer does, even if it gets too few checkpoint slots for them."""
     parting = [(*STEM[:at], 50, 51) for at in range(6, 24, 3)]
     scenario = world.scenario((STEM, *parting))
     leader, *others = scenario.asks

@@ -1,4 +1,4 @@
-"""Each planted bug is found: by the seed that found it first and, in the soak, by fresh seeds."""
+"""Each planted bug is found: by the recorded seed and, in the soak, also by fresh seeds."""
 
 from dataclasses import replace
 
@@ -142,14 +142,14 @@ FOUND_BY = {
     "denial_stays_in_the_lower_node": 10,
     "denial_outlives_the_state": 305,
 }
-# Tokens that the prompts of the rare bugs begin with.
+# The common prefix of the prompts in the scenarios of rare bugs.
 START = (8, 36, 54, 51, 48, 4, 16, 7, 31, 48, 28)
-# Features that scenarios did not have when these seeds were found.
+# Features that did not exist when these seeds were found.
 OLDER = dict.fromkeys(("may_pause", "bad_calls", "has_flows", "copies_aside", "has_grammars", "may_hint"), False)
 FAILED_TURN = draw(7969, may_be_narrow=False, **OLDER)
-# Bugs that only about one seed in 3,000 finds have scenarios of their own.
+# Scenarios written for bugs that only about one seed in 3,000 finds.
 RARE = {
-    # Two requests, of which the second resumes inside a page and fills the pool.
+    # The second of two requests resumes inside a page and fills the pool.
     "pool_with_a_copy_in_flight_counts_as_full": Scenario(
         slots=1,
         pages=11,
@@ -162,11 +162,11 @@ RARE = {
         faults=(),
         schedule=0,
     ),
-    # A step fails after a turn took its session's state along, and a file of an older state is left.
+    # A turn that took its session's state along has a failing step, and a file of an older state remains.
     "failed_turn_not_reported": replace(
         FAILED_TURN, policy="lru", speeds=UNKNOWN, limits=replace(FAILED_TURN.limits, min_saving=1), schedule=5002
     ),
-    # A request with a moved state is aborted while the step of another request delays its own first step.
+    # A request with a moved state is aborted while another request's step still delays its first step.
     "moved_state_freed": Scenario(
         slots=2,
         pages=0,
@@ -183,9 +183,9 @@ RARE = {
         faults=(),
         schedule=0,
     ),
-    # A session is closed while its turn travels round the ring.
+    # A session is closed while messages of its turn are still on their way round the ring.
     "turn_of_a_closed_session_named": draw(5828, **OLDER),
-    # Several sessions wait for room in host memory, and nothing else moves.
+    # Several sessions wait for host memory while nothing else moves, so no other event wakes them.
     "room_wakes_one_command_only": draw(1626, **OLDER),
 }
 
@@ -209,7 +209,7 @@ def test_it_is_found(name: str) -> None:
 
 
 def is_out_of_date(found: Failure) -> bool:
-    """Return whether the bug could not be planted, because the code that it changes has other names now."""
+    """Return whether the bug could not be planted because the code it patches has been renamed."""
     return found.kind in ("AttributeError", "NameError") and "'NoneType'" not in found.message
 
 
@@ -220,7 +220,7 @@ def test_fresh_seeds_find_it(name: str, first_seed: int) -> None:
 
 
 def test_a_failing_seed_is_shrunk() -> None:
-    """The small scenario fails in the same way after far fewer deliveries, and passes without the bug."""
+    """The shrunk scenario fails in the same way after far fewer deliveries, and passes without the bug."""
     name = "shared_page_not_copied"
     scenario = scenario_of(name)
     with planted(name):

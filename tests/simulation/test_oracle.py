@@ -1,4 +1,4 @@
-"""Tests of the simulation's own parts: its oracle, its device's rules, its checks, its trace."""
+"""The simulation's own parts: its oracle, the rules of its device, its checks, its trace."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ def test_greedy_output_is_the_hash_family_s(paged: bool) -> None:
 
 
 def test_a_sample_depends_on_seed_and_position() -> None:
-    """Another seed draws other tokens, and a continuation draws the same ones as the whole."""
+    """A different seed draws different tokens. A continuation draws the same tokens as one run over the whole."""
     sampling = Sampling(seed=3)
     whole = oracle([3, 1, 4], 9, sampling, True)
     assert whole == whole[:4] + oracle([3, 1, 4, *whole[:4]], 5, sampling, True)
@@ -37,7 +37,7 @@ def test_a_mask_is_packed_and_unpacked() -> None:
 
 
 def test_a_grammar_decides_what_is_drawn() -> None:
-    """Each token may follow those before it, and the output ends where the grammar does."""
+    """The grammar allows each token after the tokens before it, and the output ends where the grammar ends."""
     grammar, stops = ToyGrammar(7, 5, 3), Stops(20)
     output = oracle([3, 1, 4], 20, GREEDY, True, partial(may_draw, grammar, stops=stops))
     assert len(output) == 5 and output != oracle([3, 1, 4], 5, GREEDY, True)
@@ -57,7 +57,7 @@ def test_a_row_with_a_grammar_draws_by_its_mask(words: list[WorkMask], message: 
 
 
 class Device(HashDevice):
-    """A device with four slots, eight pages of two positions, and one row of five tokens that is ready to be fed."""
+    """A device with four slots, eight pages of two positions, and one opened row of five tokens."""
 
     def __init__(self, grammar: str = "") -> None:
         self.ran: list[Ran] = []
@@ -110,7 +110,7 @@ def test_a_checkpoint_that_is_not_crossed_is_an_error() -> None:
 
 
 def device_with_a_copy() -> Device:
-    """Return a device whose row was fed three tokens, and copied to host memory under key 7."""
+    """Return a device whose row was fed three tokens and then copied to host memory under key 7."""
     device = Device()
     device.run(Work(1, [WorkChunk(0, 0, 3, False)], [], [], []))
     device.export(7, 0, [0, 1], 3)
@@ -152,7 +152,7 @@ def test_a_copy_that_was_dropped_is_an_error() -> None:
 
 
 class Disk(SimulatedDisk):
-    """A disk over a device that makes copy 7. A file has one byte for each token."""
+    """A disk over a device with copy 7. A file takes one byte a token."""
 
     def __init__(self) -> None:
         self.device = device_with_a_copy()

@@ -1,4 +1,4 @@
-"""Seeds over the core of the cache alone: a plain eviction policy, and nothing below the pool."""
+"""Seeds run with the core of the cache only: a plain eviction policy, and no tiers below the pool."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ SEEDS = 60
 
 
 class ShownTiers(NoTiers):
-    """NoTiers with what the checks of the simulation look at: no names, no copies, no commands."""
+    """NoTiers with the attributes that the simulation's checks read: no names, no copies, no commands."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)

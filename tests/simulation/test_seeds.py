@@ -1,4 +1,4 @@
-"""Random schedules of the whole ring over the hash model, with every token, state, page and lease checked."""
+"""Random schedules of the whole ring with the hash model; every token, state, page and lease is checked."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,32 +9,32 @@ from baton.actors.scheduler.strategy import Strategy
 from tests.simulation.driver import Simulation
 from tests.simulation.scenario import UNIT, BadStep, draw
 
-# Seeds that failed before a bug was fixed; these bugs are also among the planted ones.
+# Seeds that failed before a bug was fixed. These bugs are also planted in test_mutations.py.
 FAILED_ONCE = [
-    2,  # a request that came after a shutdown was served
-    61,  # a full queue refused requests that were accepted before a restart
+    2,  # a request that arrived after a shutdown was served
+    61,  # a full queue refused requests that had been accepted before a restart
     70,  # a request that fills the pool was restarted
-    139,  # an id was used again before its previous row was gone
-    3011485,  # a request that waited for its id was refused by a later shutdown
-    142,  # a request that was alone ended before the pool was full
+    139,  # an id was used again before the previous row with this id was gone
+    3011485,  # a request that waited for its id to become free was refused by a later shutdown
+    142,  # a request that ran alone ended before the pool was full
     205,  # a grant resumed from the state that was evicted to make room for it
-    202,  # a row was called stuck while a session's state was leaving the pool
-    7969,  # after a failed turn the api was left with the old place of the session's state
-    40298,  # a damaged file was reported as the place of a session's state
+    202,  # a row counted as stuck while a session's state was leaving the pool
+    7969,  # after a failed turn the api had an outdated tier and position of the session's state
+    40298,  # a damaged file was reported as the tier of a session's state
     103198,  # a copy was evicted to make room in host memory for itself
     110933,  # a turn that ended before its first step was saved before its slot had been filled
     7017742,  # a suspension was answered by the failed write of an older copy of the session
 ]
 
 
-# Found with narrow steps, before generation could be paused.
+# Seeds found when steps could be narrower than the batch (may_be_narrow), before generation could be paused.
 FAILED_SINCE = [
-    9071,  # a fork that was rewound kept the name of a copy on the path that it had left
-    9205427,  # a session's state was evicted for its own next turn, which then did not get the slot
+    9071,  # a fork that was rewound kept the name of a copy on its former path
+    9205427,  # a session's state was evicted for the session's next turn, which then did not get the slot
 ]
 
 
-# Found before requests could have grammars.
+# Seeds found before requests could have grammars.
 FAILED_BEFORE_GRAMMARS = [
     7000566,  # a pause with mode "retract", followed at once by one in place, was never answered
 ]
@@ -126,7 +126,7 @@ def test_every_fault_and_its_consequences_are_reached() -> None:
 
 
 def test_one_bad_step_costs_no_request_its_answer() -> None:
-    """All rows of a step that raises once are answered correctly, and none with an error."""
+    """Every row of a step that raises once is answered correctly, without an error."""
     reached: Counter[str] = Counter()
     for seed in range(40):
         simulation = Simulation(draw(seed, has_grammars=False).with_faults(BadStep(5)))

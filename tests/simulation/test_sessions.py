@@ -1,4 +1,4 @@
-"""Sessions in the simulator: what the seeds reach, and many sessions on a few slots."""
+"""Sessions in the simulator: which commands and tiers the seeds reach, and many sessions on a few slots."""
 
 import random
 from collections import Counter
@@ -16,7 +16,10 @@ STATE, TOKEN = 1000, 10
 
 
 def many_sessions(number: int, seed: int) -> Scenario:
-    """Return sessions of three turns on 16 slots. Host memory holds a tenth of their copies, the disk the rest."""
+    """Return a scenario of sessions with three turns each on 16 slots.
+
+    Host memory fits the copies of a tenth of the sessions, and the disk fits the copies of all.
+    """
     rng = random.Random(seed)
     talks = [talk(rng, f"s{index}", 40.0 * rng.random() * number) for index in range(number)]
     one = TierLimits(0, 0, STATE, TOKEN)
@@ -46,7 +49,7 @@ def talk(rng: random.Random, name: str, at: float) -> Talk:
 
 
 def check_many_sessions(number: int) -> None:
-    """Run this many sessions, and check that most turns resume from copies, and that nothing is left at the end."""
+    """Run this many sessions. Check that most turns resume from copies, and that no copy is left at the end."""
     simulation = Simulation(many_sessions(number, 1))
     simulation.most_turns = 2000 * number
     simulation.run()
@@ -58,7 +61,7 @@ def check_many_sessions(number: int) -> None:
 
 
 def test_many_sessions_on_sixteen_slots() -> None:
-    """Every turn is right, the limits hold at every delivery, and at the end nothing is left."""
+    """Every turn is answered correctly, limits hold after each delivery, and nothing is left at the end."""
     check_many_sessions(200)
 
 
@@ -85,7 +88,7 @@ def test_every_command_and_tier_of_sessions_is_reached() -> None:
 
 
 def test_a_kill_during_writes_costs_only_time() -> None:
-    """Calls of a slow disk are lost in the restart; all turns are right, and copies are still used."""
+    """The restart loses calls of a slow disk. All turns are still right, and other copies are still used."""
     reached: Counter[str] = Counter()
     for seed in (seed for seed in range(250) if draw(seed).talks):
         scenario = draw(seed).with_faults(Crash("cache", 120, "send"))

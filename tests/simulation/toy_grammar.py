@@ -1,4 +1,4 @@
-"""A grammar over the hash model's vocabulary that needs no compiler: a hash of the output decides what may follow."""
+"""A grammar over the hash model's vocabulary without a compiler: a hash of the output selects the next tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ MODULUS = 2**31 - 1
 
 @dataclass(frozen=True)
 class ToyGrammar:
-    """A grammar that allows a few tokens after each output."""
+    """A grammar that allows a few pseudo-random tokens after each output."""
 
-    seed: int  # decides which tokens may follow
+    seed: int  # selects which tokens may follow
     longest: int  # an output of this length is complete
-    choices: int  # how many tokens may follow, at most
-    trouble: int | None = None  # after this many tokens the matcher fails; None: never
+    choices: int  # the largest number of tokens that may follow
+    trouble: int | None = None  # output length from which the matcher fails; None: never
 
     def to_text(self) -> str:
-        """Return the grammar as a text, as requests carry it."""
+        """Return the grammar as the text that requests carry."""
         return f"{self.seed} {self.longest} {self.choices} {self.trouble if self.trouble is not None else -1}"
 
     @classmethod
@@ -36,14 +36,14 @@ class ToyGrammar:
         return state
 
     def allowed(self, output: Sequence[int]) -> list[int]:
-        """Return the tokens that may follow, in ascending order; none if the output is complete."""
+        """Return the tokens that may follow `output`, ascending; none if the output is complete."""
         if len(output) >= self.longest:
             return []
         state = self.state(output)
         return sorted({(state * (at + 7) + at * 11) % VOCABULARY for at in range(self.choices)})
 
     def accepts(self, output: Sequence[int]) -> bool:
-        """Return whether the output may end here."""
+        """Return whether the output may end after these tokens."""
         return len(output) >= self.longest or self.state(output) % 4 == 0
 
     def fails(self, output: Sequence[int]) -> bool:
@@ -85,10 +85,10 @@ def unpack_mask(words: bytes) -> list[int]:
 
 
 def may_draw(grammar: ToyGrammar, output: Sequence[int], stops: Stops) -> list[int]:
-    """Return the tokens that may be drawn after this output, in ascending order; none if the request has ended.
+    """Return the tokens that may be drawn after this output, ascending; none if the request has ended.
 
-    These are what the grammar allows and, where it accepts, the stop tokens. Before min_tokens the stop tokens are left
-    out, unless nothing else is allowed.
+    The grammar's tokens may be drawn, and stop tokens too where the grammar accepts. Before min_tokens, stop tokens are
+    left out unless nothing else is allowed.
     """
     ends, allowed = set(stops.token_ids), set(grammar.allowed(output))
     if not allowed or (len(output) > stops.min_tokens and output[-1] in ends):

@@ -1,4 +1,4 @@
-"""Messages as short lines, for people to read."""
+"""Messages as short lines of a trace."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def show(value: Any) -> str:
 
 
 def parts(message: Struct) -> list[str]:
-    """Return the fields that are not empty, None or at their default."""
+    """Format the fields of a message that are set and differ from their default."""
     found = []
     for field in fields(message):
         value = getattr(message, field.name)

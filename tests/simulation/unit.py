@@ -1,4 +1,4 @@
-"""The four actors over the hash device, put together as the relay does, with pools that refuse what a scenario says."""
+"""The four actors over the hash device, put together as the relay does. Their pools refuse what the scenario says."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ScribblingPages(PagePool):
-    """A page pool that has the device overwrite the pages that are freed."""
+    """A page pool that makes the device overwrite each page that is freed."""
 
     device: HashDevice | None = None
 
@@ -47,15 +47,15 @@ class ScribblingPages(PagePool):
 
 
 class StingyAllocator(Allocator):
-    """An allocator that refuses what the scenario says, and checks the count of evictable pages."""
+    """An allocator that refuses pages and slots where the scenario says so, and checks which pages can be evicted."""
 
     refuses: Callable[[], bool]
     no_checkpoints: Callable[[], bool]
 
     def _can_evict(self, number: int) -> bool:
-        """Ask the allocator, and compare its answer with a scan of the whole tree.
+        """Return the allocator's answer, after comparing it with a scan of the whole tree.
 
-        The pages that can be evicted are those that only nodes name, except for nodes on paths that open grants pin.
+        A page can be evicted if only nodes use it, and none of these nodes is on a path that an open grant pins.
         """
         pinned = {step for node in self._tree.nodes if node.pins for step in path_to_root(node)}
         pages = {page for node in pinned for page in node.pages if not self._pages.grant_refs[page]}
@@ -75,10 +75,10 @@ class StingyAllocator(Allocator):
 
 
 class StingyCache(Cache):
-    """A cache that refuses what the scenario says, and checks what it grants and evicts."""
+    """A cache that refuses what the scenario says, and checks its grants and evictions."""
 
-    no_room = False  # see the fault NoRoom
-    no_checkpoints = False  # see the fault NoCheckpoints
+    no_room = False  # the fault NoRoom is active
+    no_checkpoints = False  # the fault NoCheckpoints is active
 
     def _make_allocator(self) -> Allocator:
         parts = self.ledger, self.pages, self.tree, self.eviction, self.tiers
@@ -91,9 +91,9 @@ class StingyCache(Cache):
         return Wait.ALLOCATION if self.no_room else super()._answer(parked)
 
     def _serve(self) -> None:
-        """Serve, and check that no waiting Acquire fits, except after one that was overtaken as often as is allowed."""
+        """Serve, and check that no Acquire that fits is left waiting, unless an earlier one may not be overtaken."""
         super()._serve()
-        # Rows that wait for a page go first, and exports give their slots and pages back later.
+        # Skip the check while rows wait for pages, which go first, or while exports still hold slots and pages.
         later = self.no_room or self.page_queue or self.tiers.exporting
         ready = [] if later else self.waiting.in_order()
         ready = [p for p in ready if p.acquire.predecessor not in self.accounts and not self.together.is_waiting(p)]
@@ -105,7 +105,7 @@ class StingyCache(Cache):
                 return
 
     def _grant(self, parked: Parked, match: Match, below: Node[StateCopy] | None, need: int) -> bool:
-        """Grant, and check that pages were evicted only for a grant that follows, or together with an export."""
+        """Grant, and check that pages were evicted only for a grant that succeeds, or while states are exported."""
         before = self.counters["evicted_pages"]
         granted = super()._grant(parked, match, below, need)
         evicted = self.counters["evicted_pages"] - before
@@ -113,7 +113,7 @@ class StingyCache(Cache):
         return granted
 
     def _give_spares(self, want: Want) -> None:
-        """Give checkpoint slots, and check that no session's state was evicted for one."""
+        """Give checkpoint slots, and check that none was taken from a session's state."""
         named = dict(self.tiers.names.in_pool)
         super()._give_spares(want)
         assert named == self.tiers.names.in_pool, "a session has lost its state for a checkpoint"
@@ -125,7 +125,7 @@ class StingyCache(Cache):
 
 
 class Unit:
-    """The four actors of a ring, started, failed and replaced as one, and their checks."""
+    """The four actors of a ring, which are started, fail and are replaced together, and their checks."""
 
     def __init__(self, simulation: "Simulation") -> None:
         scenario, device = simulation.scenario, simulation.device
@@ -161,11 +161,11 @@ class Unit:
         self.session_checks = SessionChecks(simulation, self.cache)
         self.mark_checks = MarkChecks(self)
         self.hint_checks = HintChecks(self)
-        self.generations = [0] * scenario.slots  # how often each slot was taken
-        self.last_grant = 0  # the highest grant id so far
+        self.generations = [0] * scenario.slots  # how often each slot has been taken
+        self.last_grant = 0  # the highest grant id that was used so far
         self.salts: dict[int, str] = {}  # by grant
-        self.tree_depth: dict[int, int] = {}  # the deepest position of each grant's path that has a state in the tree
-        self.retired_at: dict[int, int] = {}  # the position of each grant's final state; 0 if it is poisoned
+        self.tree_depth: dict[int, int] = {}  # by grant: deepest position on its path with a state in the tree
+        self.retired_at: dict[int, int] = {}  # by grant: position of its final state; 0 if that is poisoned
 
     @property
     def counters(self) -> Counter[str]:

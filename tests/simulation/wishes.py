@@ -16,7 +16,7 @@ WITH_GRAMMARS = 0.3
 
 
 def with_grammars(rng: random.Random, scenario: Scenario) -> Scenario:
-    """Give grammars to half of the requests and turns or to nearly all of them, in three of ten scenarios."""
+    """Give grammars to half or nine tenths of the requests and turns, in three of ten scenarios."""
     if rng.random() >= WITH_GRAMMARS:
         return scenario
     share = rng.choice([0.5, 0.9])

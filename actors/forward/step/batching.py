@@ -21,13 +21,13 @@ NO_PAGES = torch.empty(0, 0, dtype=torch.int32)
 class PackedBatch:
     """A batch in the inbox. It lacks what only the device has: last sampled tokens, and rows of the page table."""
 
-    positions: Tensor  # int64 [T], absolute, of all tokens
-    prompt_tokens: Tensor | None  # int64, of the chunks
+    positions: Tensor  # int64 [T]: the absolute position of each of the batch's T tokens
+    prompt_tokens: Tensor | None  # int64: the tokens of the chunks
     prefill: Prefill | None  # without page_table
-    rows: Tensor | None  # int64 [rows that decode], their indices
-    slots: Tensor | None  # int64 [rows that decode]
+    rows: Tensor | None  # int64 [rows that decode]: the indices of these rows
+    slots: Tensor | None  # int64 [rows that decode]: the state slots of these rows
     pages: PagePlan | None  # without table
-    page_rows: Tensor | None = None  # int64 [segments], the row of each segment
+    page_rows: Tensor | None = None  # int64 [segments]: the row of each segment, which is a chunk or a decoding row
     width: int = 0  # entries of a row's page table that the step needs
 
     def complete(self, table: RowTable) -> Batch:
@@ -52,7 +52,7 @@ def pack_batch(
 ) -> PackedBatch:
     """Pack the chunks and the decoding rows of a step.
 
-    chunk_size: the model's, for the chunk table of its prefill kernels.
+    chunk_size: the model's chunk size, for the chunk table of its prefill kernels.
     width: entries of a row's page table to read; None: as many as the longest row needs.
     """
     decodes = work.decodes
@@ -63,7 +63,7 @@ def pack_batch(
         positions = inbox.put(at)
         if rows is None or not table.width:
             return PackedBatch(positions, None, None, rows, slots, None)
-        # Each segment is one token, so the segments' starts are the positions.
+        # Each decoding row is a segment of one token, so the segments' starts are the rows' positions.
         places = inbox.put(_places(table, decodes, at, page_size))
         pages = PagePlan(inbox.put(np.arange(len(decodes) + 1)), positions, NO_PAGES, places, 0, 0)
         return PackedBatch(positions, None, None, rows, slots, pages, rows, width or int(at.max()) // page_size + 1)
@@ -81,7 +81,7 @@ def pack_batch(
 
 
 def _pack_pages(inbox: Inbox, work: Work, positions: NDArray[np.int64], table: RowTable, page_size: int) -> PagePlan:
-    """Pack the page plan of chunks, followed by the rows that decode. Its table is gathered on the device."""
+    """Pack the page plan of chunks, followed by the rows that decode. The page table is gathered on the device."""
     rows = [*(chunk.row for chunk in work.chunks), *work.decodes]
     lengths = [*(chunk.stop - chunk.start for chunk in work.chunks), *(1 for _ in work.decodes)]
     return PagePlan(
@@ -102,7 +102,7 @@ def _places(
 
 
 def _pack_prefill(inbox: Inbox, work: Work, table: RowTable, chunk_size: int) -> Prefill:
-    """Pack the chunks of a step. The page table is gathered on the device."""
+    """Pack the chunks of a step. Their page table is gathered later, on the device."""
     chunks = work.chunks
     offsets = [0, *np.cumsum([chunk.stop - chunk.start for chunk in chunks]).tolist()]
     starts, slots = [chunk.start for chunk in chunks], table.slots[[chunk.row for chunk in chunks]].tolist()

@@ -20,7 +20,7 @@ from baton.models.batch import Model, Pools
 Replay = Callable[[], None]
 Variant = tuple[bool, bool]
 VARIANTS: tuple[Variant, ...] = ((True, False), (False, False), (False, True))
-"""(all_greedy, any_truncated) of SamplingTensors: each needs a graph. If all rows are greedy, truncation is ignored."""
+"""(all_greedy, any_truncated) of SamplingTensors: each needs a graph of its own. All-greedy rows ignore truncation."""
 INBOX_BYTES_A_ROW = 256  # more than a decoding row needs: the inbox must never be replaced, as graphs read from it
 
 
@@ -33,8 +33,8 @@ def ladder(most: int) -> list[int]:
 class CapturedDecode:
     """The captured graphs of decoding steps, and the inbox that they read.
 
-    A step's rows are padded with the table's padding row to the next size of the ladder. For each size, everything has
-    the same place in the inbox at each upload.
+    A step's rows are padded with the table's padding row to the next size of the ladder. For each size, every array
+    has the same address in the inbox at each upload, which the graphs rely on.
     """
 
     def __init__(self, model: Model, pools: Pools, table: RowTable, stream: Stream) -> None:
@@ -48,7 +48,7 @@ class CapturedDecode:
         self._draws: dict[tuple[int, Variant], Replay] = {}
 
     def capture(self, only_largest: bool = False) -> None:
-        """Capture all sizes, the largest first, whose memory the others reuse. Each runs once, on padding rows."""
+        """Run and capture each size with padding rows, the largest first, because the others reuse its memory."""
         if only_largest:
             self._sizes = self._sizes[-1:]
         for size in reversed(self._sizes):
@@ -71,12 +71,15 @@ class CapturedDecode:
         self._rows = rows
 
     def logits(self) -> Tensor:
-        """Replay the model for the rows that were sent. Return logits, float32 [rows, V], valid until the next step."""
+        """Replay the model for the rows that were sent.
+
+        Return logits, float32 [rows, vocabulary], valid until the next step.
+        """
         self._models[self._size(self._rows)]()
         return self._logits[: self._rows]
 
     def draw(self) -> Tensor:
-        """Replay the draw from these logits, and keep the tokens on the device for the next step.
+        """Replay the draw from the result of `logits`, and keep the tokens on the device for the next step.
 
         Return int64 [rows]: the tokens, and -1 where the logits were not finite; valid until the next step.
         """
@@ -89,7 +92,7 @@ class CapturedDecode:
         return self._sizes[bisect_left(self._sizes, rows)]
 
     def _captured(self, run: Replay) -> Replay:
-        """Run once, so that everything is compiled and allocated, then capture."""
+        """Call `run` once, so that everything is compiled and allocated, then capture it."""
         run()
         return self._stream.capture(run)
 

@@ -28,7 +28,7 @@ class Draws:
     """The rows of a step that sample a token, in the order of their logits. The index into these lists is a *draw*."""
 
     rows: list[int]
-    at: list[int]  # the batch's token after which the draw's token comes
+    at: list[int]  # the index in the batch of the token before the token to draw
     positions: list[int]  # the absolute position of the token to draw
 
 
@@ -42,10 +42,10 @@ class PackedDraws:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """The draws with penalties; tensors have one element for each."""
+    """The draws with penalties; each tensor has one element for each such draw."""
 
     draws: Tensor  # int64
-    lines: Tensor  # int64, their rows' indices in TokenCounts
+    lines: Tensor  # int64: the index in TokenCounts of each draw's row
     repetition: Tensor  # float32
     presence: Tensor  # float32
     frequency: Tensor  # float32
@@ -53,7 +53,7 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """Addends to single logits; tensors have one element for each."""
+    """Addends to single logits; each tensor has one element for each addend."""
 
     draws: Tensor  # int64
     tokens: Tensor  # int64
@@ -62,7 +62,7 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """The draws with a grammar, and which tokens it allows."""
+    """The n draws of rows with a grammar, and the tokens that each grammar allows; V is the size of the vocabulary."""
 
     draws: Tensor  # int64 [n]
     words: Tensor  # int32 [n, ceil(V / 32)], as in RowMask
@@ -116,8 +116,8 @@ def reported_tokens(sampled: Sampled) -> Tensor:
 def pack_draws(inbox: Inbox, draws: Draws, table: RowTable, whole: bool = False) -> PackedDraws:
     """Pack the draws of a step.
 
-    whole: pack all parameters even if all rows are greedy. Captured steps need that, because the place of everything in
-    the inbox must be the same at each replay.
+    whole: pack all parameters even if all rows are greedy. Captured steps need that, because every array must have the
+    same address in the inbox at each replay.
     """
     rows, temperature = draws.rows, table.temperature[draws.rows]
     at, all_greedy = inbox.put(rows), not temperature.any()
@@ -156,7 +156,7 @@ def pack_masks(inbox: Inbox, draws: Draws, masks: Sequence[WorkMask]) -> Masks |
 
 
 def _pack_penalties(inbox: Inbox, penalised: list[tuple[int, int, Request]]) -> Penalties | None:
-    """penalised: draw, line in TokenCounts, and request of each row with penalties."""
+    """Pack penalties. penalised: the draw, index in TokenCounts, and request of each row with penalties."""
     if not penalised:
         return None
     sampling = [request.sampling for _, _, request in penalised]
@@ -170,7 +170,7 @@ def _pack_penalties(inbox: Inbox, penalised: list[tuple[int, int, Request]]) -> 
 
 
 def _pack_biases(inbox: Inbox, biases: list[tuple[int, int, float]]) -> Biases | None:
-    """biases: draw, token and addend."""
+    """Pack biases. biases: the draw, token and addend of each."""
     if not biases:
         return None
     draws, tokens, addends = zip(*biases, strict=True)
@@ -178,8 +178,8 @@ def _pack_biases(inbox: Inbox, biases: list[tuple[int, int, float]]) -> Biases |
 
 
 def _biases(request: Request, position: int) -> Iterator[tuple[int, float]]:
-    """Yield tokens with what to add to their logits, for the token at this position of the request."""
+    """Yield (token, addend to its logit) for the draw of the request's token at this position."""
     yield from request.sampling.logit_bias.items()
-    # The mask of a grammar covers min_tokens itself.
+    # With a grammar, the mask forbids these tokens before min_tokens.
     if position - request.prompt_len < request.stops.min_tokens and not request.grammar:
         yield from ((token, float("-inf")) for token in request.stops.token_ids)

@@ -1,4 +1,4 @@
-"""All that a step uploads, packed before anything of it is enqueued."""
+"""All arrays that a step uploads, packed before any work of the step is enqueued."""
 
 from dataclasses import dataclass
 
@@ -35,15 +35,15 @@ class PackedStep:
     """A step whose arrays are in the inbox."""
 
     work: Work
-    batch: PackedBatch | None  # for one call of the model; None if there is nothing to compute but captured rows
+    batch: PackedBatch | None  # the batch of one call of the model; None if all rows of the step are captured
     at: Tensor | None  # int64: indices of the hidden states to draw from; None: all of them
-    unsampled: list[int]  # the chunks after which nothing is drawn
-    ends: Tensor | None  # int64: indices of the last hidden states of those chunks; None if there are none
-    draws: PackedDraws | None  # None if nothing is drawn, or the captured rows draw for themselves
+    unsampled: list[int]  # indices of the chunks after which no token is drawn
+    ends: Tensor | None  # int64: indices of the last hidden states of `unsampled` chunks; None if there are none
+    draws: PackedDraws | None  # None if nothing is drawn, or if a captured graph draws
     adjustments: Adjustments
     reports: DrawReports
     prompts: list[PromptReport]
-    first: list[RowLogprobs]  # log probabilities that need no model
+    first: list[RowLogprobs]  # reports of first tokens of prompts, which have no log probability
     page_update: PageUpdate | None  # None if the device's page table is up to date
 
 
@@ -53,7 +53,7 @@ def pack_step(
     """Pack a step.
 
     captures_decodes: the rows that decode are replayed from a captured graph, which also draws for them if the step has
-    no chunks. So the batch here has only the chunks.
+    no chunks. The packed batch then has only the chunks.
     """
     draws = draws_of(work)
     here = Work(work.step, work.chunks, [], [], work.checkpoints) if captures_decodes else work

@@ -1,4 +1,4 @@
-"""Many small arrays in one copy to the device."""
+"""The inbox: many small arrays, uploaded to the device in one copy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from baton.actors.forward.streams import Stream
 
-ALIGNMENT = 16  # bytes, which Triton's kernels expect
+ALIGNMENT = 16  # of each array, in bytes; Triton's kernels expect it
 DTYPES = {torch.int64: np.int64, torch.int32: np.int32, torch.float32: np.float32}
 
 
 class Inbox:
-    """Device memory for the arrays that a step brings with it, which are packed on the host and uploaded in one copy.
+    """Device memory for a step's input arrays, which are packed on the host and uploaded in one copy.
 
     Call `begin`, then `put` for each array, then `send`. `put` returns at once the tensor that will hold the array on
     the device; whatever reads it must be enqueued after `send`. The next packing overwrites the same memory from its
@@ -30,14 +30,14 @@ class Inbox:
         self._blocks = [self._block(nbytes)]
 
     def begin(self) -> None:
-        """Start a new packing. Tensors of an earlier one must not be used by anything that is enqueued from now on."""
+        """Start a new packing. Work that is enqueued from now on must not use tensors of earlier packings."""
         if len(self._blocks) > 1:
             self._blocks = [self._block(sum(block.nbytes for block in self._blocks))]
             return
         [block] = self._blocks
         block.used = 0
         if not self._is_shared:
-            block.use(self._stream.host_buffer(block.nbytes))  # the upload of the old one may still be in flight
+            block.use(self._stream.host_buffer(block.nbytes))  # the upload of the old buffer may be in flight
 
     def put(self, values: Sequence[float] | NDArray[Any], dtype: torch.dtype = torch.int64) -> Tensor:
         """Pack an array, and return the tensor of its shape that will hold it on the device."""
@@ -46,8 +46,8 @@ class Inbox:
         nbytes = -(-size * dtype.itemsize // ALIGNMENT) * ALIGNMENT
         block = self._blocks[-1]
         if block.used + nbytes > block.nbytes:
-            # Tensors of this packing point to the block, so it cannot be moved. This packing is sent in several copies;
-            # for the next one there is a block that is large enough for all.
+            # Tensors of this packing point to the block, so it cannot be moved. This packing is sent in several copies.
+            # For the next packing, `begin` makes one block that is large enough for all arrays.
             block = self._block(max(2 * nbytes, block.nbytes))
             self._blocks.append(block)
         begin = block.used // dtype.itemsize

@@ -22,8 +22,8 @@ class LaunchedWork:
     began: Event
     ended: Event
     drawn: Tensor  # int64 [draws]: the tokens, -1 where the logits were not finite
-    sound: Tensor | None  # bool: whether each of step.unsampled ended in finite hidden states; None if there are none
-    reports: CopiedLogprobs | None  # of the draws that report
+    sound: Tensor | None  # bool: whether each chunk of step.unsampled ended in finite hidden states; None without any
+    reports: CopiedLogprobs | None  # the log probabilities of the draws that report
     prompts: list[CopiedLogprobs]  # one for each of step.prompts
 
     def passed(self) -> bool:

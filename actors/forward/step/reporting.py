@@ -1,4 +1,4 @@
-"""Log probabilities of a step: enqueued with it, read on the host when it is over."""
+"""Reports of a step: the log probabilities that requests ask for, enqueued with the step and read when it is over."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ class CopiedLogprobs:
 
     requests: list[Request]  # [n]
     tokens: Tensor  # int64 [n]
-    chosen: Tensor  # [n], the tokens' own log probabilities
-    values: Tensor  # [n, top], those of the most likely tokens
-    ids: Tensor  # [n, top], the most likely tokens
-    others: Tensor  # [n, most], those of the tokens in each request's logprob_ids, padded
+    chosen: Tensor  # [n]: the log probability of each token
+    values: Tensor  # [n, top]: the log probabilities of the most likely tokens
+    ids: Tensor  # [n, top]: the most likely tokens
+    others: Tensor  # [n, most]: the log probabilities of the tokens in each request's logprob_ids, padded
 
     def items(self) -> list[TokenLogprob]:
         """Return the log probabilities. Call when the step is over."""
@@ -41,13 +41,13 @@ class CopiedLogprobs:
 class TokenReports:
     """The requests of n tokens whose log probabilities are reported, and the logprob_ids of these requests."""
 
-    ids: Tensor | None  # int64 [n, most], each request's logprob_ids, padded; None if no request has any
+    ids: Tensor | None  # int64 [n, most]: each request's logprob_ids, padded to the longest; None if no request has any
     requests: list[Request]  # [n]
 
     def enqueue(self, logits: Tensor, tokens: Tensor, stream: Stream) -> CopiedLogprobs:
         """Enqueue the log probabilities and their copies to host memory.
 
-        logits: float32 [n, V], before bias, penalties and temperature.
+        logits: float32 [n, vocabulary], before bias, penalties and temperature.
         tokens: int64 [n].
         """
         top = max(request.logprobs or 0 for request in self.requests)
@@ -61,7 +61,7 @@ class TokenReports:
 class DrawReports:
     """The reports of the drawn tokens."""
 
-    draws: Tensor | None  # int64, the draws that report; None if none does
+    draws: Tensor | None  # int64: the draws with a report; None if there are none
     reports: TokenReports
     of: list[tuple[int, int]]  # grant and position of each report
 
@@ -81,8 +81,8 @@ class PromptReport:
     """The reports of consecutive prompt tokens of one grant."""
 
     grant: int
-    first: int  # index of the first token in the prompt
-    at: int  # index of the hidden state from which the first token is predicted; the others follow
+    first: int  # index in the prompt of the first reported token
+    at: int  # index of the hidden state that predicts this first token; the next states predict the next tokens
     tokens: Tensor  # int64 [n]
     reports: TokenReports
 
@@ -102,16 +102,16 @@ def pack_reports(inbox: Inbox, draws: Draws, table: RowTable) -> DrawReports:
 
 
 def pack_prompts(inbox: Inbox, work: Work, table: RowTable) -> list[PromptReport]:
-    """Pack the reports of the prompt tokens that follow a token of a chunk, LOGITS_ROWS at a time."""
+    """Pack reports of the prompt tokens that the chunks' hidden states predict, at most LOGITS_ROWS tokens each."""
     return [prompt for chunk, offset in offsets_of(work) for prompt in _prompts(inbox, chunk, offset, table[chunk.row])]
 
 
 def _prompts(inbox: Inbox, chunk: WorkChunk, offset: int, row: DeviceRow) -> Iterator[PromptReport]:
-    """Pack the reports of one chunk. offset: the index of its first token in the batch."""
+    """Pack the reports of one chunk. offset: the index of the chunk's first token in the batch."""
     begin = row.request.prompt_logprobs_from
     if begin is None:
         return
-    # The hidden state of a token predicts the one after it.
+    # The hidden state of a token predicts the next token.
     end = min(chunk.stop + 1, row.request.prompt_len)
     for first in range(max(chunk.start + 1, begin), end, LOGITS_ROWS):
         tokens = row.tokens[first : min(first + LOGITS_ROWS, end)]

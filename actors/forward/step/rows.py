@@ -20,13 +20,13 @@ class DeviceRow:
 
     grant: int
     request: Request
-    tokens: NDArray[np.int32]  # those that the request came with
-    page_count: int  # pages in its page table
-    counts_index: int | None  # its line in TokenCounts, if it has penalties
+    tokens: NDArray[np.int32]  # the tokens that the request was admitted with
+    page_count: int  # pages in the row's page table
+    counts_index: int | None  # the row's index in TokenCounts; None without penalties
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has no penalties, biases or banned tokens, and reports no log probabilities."""
+        """Whether the request has no penalties, biases or banned tokens, and reports no log probabilities."""
         request = self.request
         bans = request.stops.min_tokens > 0 and request.stops.token_ids
         reports = request.logprobs is not None or request.prompt_logprobs_from is not None
@@ -36,8 +36,8 @@ class DeviceRow:
 class RowTable:
     """All rows, by index, and one more for padding, which uses the last slot and the last page of the pools.
 
-    The host has the current values of all rows. The device has only what is large or known to it alone: `pages`, which
-    follows `host_pages` with each step's upload, and `last_token`.
+    The host has the current values of all rows. The device has only `pages`, which is large and follows `host_pages`
+    with each step's upload, and `last_token`, which only the device knows.
     """
 
     def __init__(self, rows: int, max_model_len: int, pools: Pools) -> None:
@@ -55,16 +55,17 @@ class RowTable:
         self.slots[self.padding] = len(pools.slots) - 1
         self._padding_page = max(len(pools.blocks) - 1, 0)
         self.host_pages[self.padding] = self._padding_page
-        self.last_token = torch.zeros(rows + 1, dtype=torch.int64, device=self._device)  # drawn for each row
+        self.last_token = torch.zeros(rows + 1, dtype=torch.int64, device=self._device)  # the newest drawn token
         self._stale: list[tuple[int, int, int]] = []  # (row, begin, end) of entries that the device does not have yet
 
     @cached_property
     def pages(self) -> Tensor:
         """The page table on the device, int32 [rows, pages].
 
-        Created on first use, which is on the device's thread: the table is so large that torch fills it in parallel,
-        which gives the thread a libgomp team of its own. Two threads with teams would be more threads than processors,
-        and then libgomp lets none of them spin: each parallel loop of a step would have to wake its threads.
+        Created on first use, so that the device's thread creates it. torch fills a table of this size in parallel, and
+        libgomp gives each thread that runs parallel loops its own team of threads. If two threads had teams, there
+        would be more threads than processors. libgomp's threads would then sleep instead of spinning, and each
+        parallel loop of a step would have to wake them.
         """
         pages = torch.zeros(self.host_pages.shape, dtype=torch.int32, device=self._device)
         pages[self.padding] = self._padding_page
@@ -113,5 +114,5 @@ class RowTable:
 class PageUpdate:
     """Entries of the page table to change."""
 
-    places: Tensor  # int64, indices into the flattened table
+    places: Tensor  # int64: indices into the flattened page table
     pages: Tensor  # int32

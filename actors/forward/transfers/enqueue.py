@@ -24,9 +24,9 @@ Keep: TypeAlias = Callable[[HostState | None], None]
 class Transfers:
     """Copies of states and their KV to host memory (export) and back (fill).
 
-    Each copy waits for all that `stream` has been given before it. Nothing on `stream` waits for a copy, so its slot,
-    its pages and its host memory must not be reused before it has been collected. After that no stream needs to wait:
-    an event that the host has seen pass is over for every stream.
+    Each copy waits for everything that was enqueued on `stream` before it. Nothing on `stream` waits for a copy, so the
+    slot, pages and host memory of a copy must not be reused before the copy has been collected. After that no stream
+    needs to wait for the copy: an event that the host has seen pass is over for every stream.
     """
 
     def __init__(self, pools: Pools, host: HostStates, stream: Stream) -> None:
@@ -44,7 +44,7 @@ class Transfers:
         try:
             copy = self._host.room(position)
         except Exception:
-            self._host.put(key, None)  # so that whatever waits for this copy learns that it failed
+            self._host.put(key, None)  # report the failure to whatever waits for this copy
             raise
 
         def enqueue() -> None:
@@ -72,9 +72,9 @@ class Transfers:
     def _enqueued(
         self, enqueue: Callable[[], None], report: Transferred, copy: HostState, keep: Keep | None = None
     ) -> Pending[Transferred]:
-        """Enqueue a copy after all that the stream of the steps has been given.
+        """Enqueue a copy, to start after everything that is on the stream of the steps now.
 
-        If that fails half way, the error is raised when the first half is over: until then it may write to its slot.
+        If enqueueing fails half way, `collect` waits for the enqueued half, which may use the slot, and raises.
         """
         self._copies.wait(self._stream.record())
         began, failed = self._copies.record(), None
@@ -86,7 +86,7 @@ class Transfers:
         return EnqueuedTransfer(report, copy, began, self._copies.record(), keep, failed)
 
     def _parts(self, blocks: Tensor) -> Iterator[slice]:
-        """Yield slices of pages, small enough for the memory that the device is sure to have apart from its pools."""
+        """Yield slices of pages, each of at most MOST_STAGED bytes, or of one page if a page is larger."""
         step = max(MOST_STAGED // max(blocks.shape[1], 1), 1)
         return (slice(begin, min(begin + step, len(blocks))) for begin in range(0, len(blocks), step))
 
@@ -106,8 +106,8 @@ class EnqueuedTransfer:
     copy: HostState  # the host memory that is written or read
     began: Event
     ended: Event
-    keep: Keep | None  # called with `copy` when it is over, or with None if it failed
-    failed: Exception | None  # why it could not be enqueued completely
+    keep: Keep | None  # called with `copy` when the transfer is over, or with None if it failed
+    failed: Exception | None  # why the copy could not be enqueued completely
 
     def passed(self) -> bool:
         return self.ended.passed()

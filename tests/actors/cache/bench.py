@@ -1,4 +1,4 @@
-"""A bench for the cache alone: tests send messages to it by hand, and look at what it sends."""
+"""A test bench for the cache without the other actors: tests send messages to the cache and read what it sends."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,10 +29,10 @@ HOST = TierLimits(1000, 0, 100)
 
 
 class Bench:
-    """A cache, and the messages that it has sent."""
+    """A cache without the other actors, and a list of the messages that it has sent."""
 
     def __init__(self, slots: int = 8, pages: int = 0, make: Callable[..., Cache] = make_cache, **options: Any) -> None:
-        """make: makes the cache from its Send, ledger and page pool, and the options."""
+        """Make a cache. make: builds the cache from its Send, its ledger, its page pool, and `options`."""
         self.sent: list[tuple[str, Message]] = []
         self.ledger = Ledger(slots)
         pool = PagePool(pages, PAGE)
@@ -51,7 +51,7 @@ class Bench:
         return self._grants
 
     def spares(self, grant: int, *positions: int, kind: Kind = Kind.BRANCH) -> list[Lease]:
-        """Ask for checkpoint slots at these positions; return those that are given."""
+        """Ask the cache for checkpoint slots at these positions; return the slots that it grants."""
         self.cache.receive(Want(grant, [(position, kind) for position in positions]))
         spare = self.of(Spare)[-1]
         assert spare.grant == grant and len(spare.leases) + len(spare.denied) == len(positions)
@@ -63,7 +63,7 @@ class Bench:
         return granted
 
     def run(self, tokens: list[int], session: str = "", **more: Any) -> Granted:
-        """Run a request that ends after these tokens and leaves its state there."""
+        """Run a request whose sequence ends after these tokens, and donate its state at that end."""
         grant = self.ask(tokens, session=session, **more)
         granted = self.granted(grant)
         self.receive(Copied(grant))
@@ -86,12 +86,12 @@ class Bench:
 
     @property
     def states(self) -> list[int]:
-        """The ends of the nodes that keep a state, the least recently used first."""
+        """Return the end position of each node that keeps a state, least recently used first."""
         return [node.end for node in self.cache.tree.states]
 
 
 def exported(bench: Bench) -> list[Export]:
-    """Carry out the exports that are under way, and return them."""
+    """Complete every export that the cache has sent, as forward would, and return these exports."""
     found = bench.of(Export)
     bench.sent[:] = [(to, m) for to, m in bench.sent if not isinstance(m, Export)]
     for export in found:

@@ -1,4 +1,4 @@
-"""Caches of the core alone: a plain eviction policy, and no tiers below the pool."""
+"""Caches made of the core only: a plain eviction policy, and no tiers below the pool."""
 
 from baton.actors.actor import Send
 from baton.actors.cache.actor import Cache

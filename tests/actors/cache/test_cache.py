@@ -1,4 +1,4 @@
-"""The cache alone: what it grants, what it evicts for that, what it counts, and what it reports at the end."""
+"""The cache without the other actors: what it grants and evicts, what it counts, and what it reports at the end."""
 
 from collections.abc import Iterator
 
@@ -272,7 +272,7 @@ def test_rows_that_wait_for_a_page_are_reported_and_served_before_new_requests()
 
 
 def test_starved_rows_are_not_reported_while_a_state_is_copied_out() -> None:
-    """Its pages come back, so that perhaps no row needs to be retracted."""
+    """The state's pages become free after the copy, so retracting a row now may be unnecessary."""
     bench = Bench(pages=5)
     rows = [bench.ask([token, token, token]) for token in (1, 2)]
     held = bench.cache.pages.take(1)

@@ -1,4 +1,4 @@
-"""The copies below the pool alone: limits, order of eviction, writing ahead, and copies that are in use."""
+"""The copies below the pool, without the pool: limits, order of eviction, writing ahead, and copies in use."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ class NotedDisk:
 
 
 class Bench:
-    """A store with room for `host` copies of one token in host memory and `files` files."""
+    """A copy store that fits `host` one-token copies in host memory and `files` files on disk."""
 
     def __init__(self, host: int, files: int = 0, found: tuple[int, ...] = ()) -> None:
         self.sent: list[Message] = []
@@ -63,14 +63,14 @@ class Bench:
         return reserved[0]
 
     def add(self, token: int) -> Node[StateCopy]:
-        """Add a copy of a session's state that has been made."""
+        """Add a completed copy of a session's state."""
         node = self.begin(token)
         node.sessions.add(f"s{token}")
         self.store.exported(copy_of(node).key)
         return node
 
     def write(self, token: int, error: str = "") -> Node[StateCopy]:
-        """Write a copy to its file, to the end."""
+        """Write a copy to its file, and report the write as finished."""
         node = self.node(token)
         assert self.store.write(node)
         self.store.written(copy_of(node).key, error)
@@ -82,7 +82,10 @@ class Bench:
         return node
 
     def tiers(self) -> dict[int, str]:
-        """Return the tiers of each copy by its token: h for host memory, d for disk, in capitals while it is coming."""
+        """Return where each copy is, by its token: h for host memory, d for disk.
+
+        A capital means that it is still arriving.
+        """
         found = {}
         for node in self.store.tree.states:
             copy = copy_of(node)
@@ -307,7 +310,10 @@ def test_from_three_quarters_on_copies_are_written_ahead_one_at_a_time() -> None
 
 
 def test_writing_ahead_displaces_nothing() -> None:
-    """No file goes for it, and no copy is written that is unusable, still coming, or failed to be written before."""
+    """Writing ahead deletes no file.
+
+    It skips copies that are unusable, still arriving, or that failed to be written before.
+    """
     bench = Bench(4, files=1)
     for token in (1, 2, 3, 4):
         bench.add(token)

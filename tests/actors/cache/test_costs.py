@@ -31,11 +31,11 @@ from tests.counting import calls_of
 
 FEW, MANY = 100, 400
 CACHE = "actors/cache"
-FILE = 10_000  # more than a file of these sessions takes
+FILE = 10_000  # bytes; more than the state file of any of these sessions
 
 
 class Disk:
-    """A disk whose answers come one at a time, when the bench has nothing else to do."""
+    """A disk that delivers its answers one at a time, when no other message is left."""
 
     def __init__(self) -> None:
         self.answers: deque[Written] = deque()
@@ -55,7 +55,7 @@ class Disk:
 
 
 class Watched(OrderedDict[Node[Lease], None]):
-    """The nodes of a tree, with a count of how many were looked at."""
+    """The nodes of a tree, with a count of how many nodes were iterated over."""
 
     looked_at = 0
 
@@ -66,12 +66,12 @@ class Watched(OrderedDict[Node[Lease], None]):
 
 
 class Bench:
-    """A cache alone with stand-ins for forward and the disk, and `sessions` sessions of one turn each."""
+    """A cache with stand-ins for forward and the disk, and `sessions` sessions of one turn each."""
 
     def __init__(
         self, sessions: int, slots: int, host: int, files: int, cap: int | None = None, pages: int = 0
     ) -> None:
-        """host, files: copies that fit into host memory and onto the disk. cap: slots that sessions may keep."""
+        """host, files: how many copies fit into host memory and on the disk. cap: slots that sessions may keep."""
         self.disk, self.told, self.drained = Disk(), Counter[str](), False
         self._inbox: deque[Message] = deque()
         self.granted: list[Granted] = []
@@ -120,7 +120,8 @@ class Bench:
                 pass
 
 
-# The tier of the sessions when the drain begins, and what is short then: (slots, host, files) for a number of sessions.
+# For each case: where the sessions' states are when the drain begins, and which tier is short of room. The function
+# maps a number of sessions to Bench's arguments (slots, host, files).
 PLACES: dict[str, Callable[[int], tuple[int, int, int]]] = {
     "in host memory": lambda sessions: (8, 2 * sessions, sessions),
     "in their slots": lambda sessions: (sessions + 1, sessions, sessions),
@@ -139,7 +140,7 @@ def test_a_drain_costs_the_same_for_each_session_among_many_as_among_few(place: 
 
 @pytest.mark.parametrize("files", ["enough", "none left"])
 def test_an_act_costs_no_more_with_many_copies_than_with_few(files: str) -> None:
-    """Host memory is full of copies that are written ahead, or cannot be."""
+    """Host memory is full of copies. All of them are written ahead, or the disk has no room for them."""
     few, many = (Bench(sessions, 8, sessions, sessions if files == "enough" else 1) for sessions in (FEW, MANY))
     acts = [calls_of(bench.cache.act, CACHE) for bench in (few, many)]
     assert acts[0] == acts[1]
@@ -149,7 +150,7 @@ def test_an_act_costs_no_more_with_many_copies_than_with_few(files: str) -> None
 
 
 def test_a_session_costs_the_same_among_many_as_among_few() -> None:
-    """There is room for half of them and no disk, so each turn has to make room."""
+    """Half of the sessions fit into host memory and there is no disk, so each turn must evict a copy."""
     few, many = (calls_of(partial(live, sessions), CACHE) for sessions in (FEW, MANY))
     assert many < 1.25 * MANY / FEW * few
 
@@ -163,7 +164,7 @@ def test_an_act_does_not_search_for_states_while_sessions_are_within_their_share
 
 
 def test_a_grant_looks_at_no_more_nodes_than_are_evicted_for_it() -> None:
-    """Each session's state has a page of its own, and no page is free."""
+    """Each session's state has a page of its own, and no page is free, so the grant must evict."""
     bench = Bench(MANY, MANY + 2, MANY, 0, pages=MANY)
     nodes = bench.cache.tree.nodes = Watched(bench.cache.tree.nodes)
     bench.receive(Acquire(MANY, pack([MANY, 1, 2]), 2, "", None))

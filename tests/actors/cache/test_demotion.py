@@ -1,4 +1,4 @@
-"""States without a session's name: which are copied when they leave their slots, and when a copy is used."""
+"""States without a session's name: which are copied when they are evicted, and when a request uses the copy."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from baton.actors.messages import Acquire, Copied, Drain, Drop, Export, Free, Gr
 from baton.actors.tokens import pack
 from tests.actors.cache.bench import HOST, Bench, exported, take
 
-# Computing a token takes one second, copying a byte a tenth of one. A state has 100 bytes.
+# FAST and SLOW: computing a token takes one second. Copying a state, 100 bytes, takes 0.1 s or 100 s.
 FAST, SLOW = Speeds(1.0, 1e-3), Speeds(1.0, 1.0)
 
 
@@ -23,14 +23,14 @@ def demoting(slots: int = 2, limits: TierLimits = HOST, speeds: Speeds = FAST) -
 
 
 def turn(bench: Bench, tokens: list[int]) -> Granted:
-    """Run a request, and make the copies that it causes."""
+    """Run a request, and complete the exports that it causes."""
     granted = bench.run(tokens)
     exported(bench)
     return granted
 
 
 def copies(bench: Bench) -> dict[int, Kind]:
-    """Return the kind of each copy by its position."""
+    """Return the kind of each copy, by the position of its state."""
     return {node.end: node.kind for node in bench.cache.tiers.store.tree.states}
 
 
@@ -175,7 +175,7 @@ def test_a_drain_drops_copies_without_a_name() -> None:
 
 
 def test_an_acquire_without_a_session_waits_for_its_file() -> None:
-    """The file is not read if computing is quicker."""
+    """The Acquire waits for its file only if reading it is quicker than computing the tokens."""
     for seconds, waits in ((1e-6, True), (1.0, False)):
         prices = Prices(Costs(), TierLimits(1000, 10_000, 100))
         prices.measured(FAST)
@@ -226,7 +226,7 @@ def test_salts_keep_their_copies_apart() -> None:
 
 
 def test_rows_get_pages_while_a_state_is_copied() -> None:
-    """Other leaves give theirs at once; the state's pages come back only with Exported."""
+    """Leaves that are not being copied give up their pages at once; the copied state's pages return with Exported."""
     bench = Bench(slots=4, pages=7, limits=HOST)
     bench.open("s")
     bench.run([1] * 8, session="s")
@@ -241,7 +241,7 @@ def test_rows_get_pages_while_a_state_is_copied() -> None:
 
 
 def test_a_grant_that_waits_for_pages_has_not_used_the_state_that_would_move() -> None:
-    """The pages that it needs are those of a third state, which is copied first."""
+    """The waiting grant needs pages of another state, which must be copied first."""
     bench = Bench(slots=4, pages=9, limits=HOST)
     bench.receive(FAST)
     bench.open("s")

@@ -1,4 +1,4 @@
-"""The time that a drain of ten thousand sessions takes: of the cache alone, and through a ring to files."""
+"""The time that draining ten thousand sessions takes: in the cache only, and in a ring that writes files."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ def test_the_cache_alone(place: str, capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.soak
 def test_to_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The sessions are in host memory, and none is written ahead."""
+    """All sessions are in host memory when the drain begins, and no file has been written ahead."""
     tiers = TierLimits(host_bytes=1 << 33, disk_bytes=1 << 33, state_bytes=64, token_bytes=64)
     model = HashModel(vocab_size=61, chunk_size=8, max_position=1024)
 

@@ -1,4 +1,4 @@
-"""A flush reaches every tier, and copies under way do no harm to those made after it."""
+"""A flush reaches every tier, and copies in progress during a flush do not affect copies made after it."""
 
 import asyncio
 from pathlib import Path
@@ -60,7 +60,7 @@ class Bench:
 
 
 def written() -> tuple[Bench, int]:
-    """Make a store with a copy that is being written."""
+    """Return a store in which a copy is being written to its file, and the key of that copy."""
     bench = Bench()
     key = bench.reserve()
     bench.store.exported(key)

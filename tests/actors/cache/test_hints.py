@@ -1,4 +1,4 @@
-"""Hints of clients: positions where they want states, ends that they will resume from soon, and denied positions."""
+"""Hints from clients: positions where they want states, ends that they will resume soon, and denied positions."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def node(bench: Bench, tokens: list[int]) -> Node[Lease]:
 
 
 def checkpointed(bench: Bench, tokens: list[int], *positions: int, **more: object) -> None:
-    """Run a request that leaves states at its end and at these positions, all of which its client has named."""
+    """Run a request whose client asks for checkpoints at `positions`; keep a state at each of them and at the end."""
     grant = bench.ask(tokens, **{"checkpoints": positions, **more})
     begin = bench.granted(grant).hit.cached_tokens
     bench.receive(Copied(grant))
@@ -32,7 +32,7 @@ def checkpointed(bench: Bench, tokens: list[int], *positions: int, **more: objec
 
 
 def test_a_state_that_a_client_wants_is_worth_more_than_any_other() -> None:
-    """This holds at every age, until the cache has learned that clients do not use what they ask for."""
+    """The kind ASKED ranks above all other kinds at every age, until the cache learns that such states stay unused."""
     chances = Chances()
     for age in (0, 20, 100, 400):
         index = chances.index(Kind.ASKED, age)
@@ -103,7 +103,7 @@ def test_the_state_that_was_asked_for_outlasts_one_that_saves_as_much() -> None:
 
 
 def test_a_hint_is_no_pin() -> None:
-    """If there is nothing else to evict, the state is evicted."""
+    """A state that a client asked for is still evicted if nothing else can be."""
     bench = Bench(slots=2)
     checkpointed(bench, PROMPT[:50], 49)
     for token in (200, 300):
@@ -112,7 +112,7 @@ def test_a_hint_is_no_pin() -> None:
     bench.ledger.close()
 
 
-# Positions where a state was wanted and none was kept
+# Positions where the client wanted a state and the cache kept none
 
 
 def reason(bench: Bench, tokens: list[int]) -> tuple[int, str]:
@@ -155,7 +155,7 @@ def test_a_state_that_was_kept_and_evicted_counts_as_evicted_not_denied() -> Non
 
 
 def test_a_state_left_by_an_earlier_request_is_not_denied() -> None:
-    """The tree has a state there, and it does not matter which request left it."""
+    """A position is not denied if the tree has a state there, whichever request left that state."""
     bench = Bench(slots=32)
     bench.run(PROMPT[:20])
     bench.run(PROMPT, checkpoints=(20,))
@@ -164,7 +164,10 @@ def test_a_state_left_by_an_earlier_request_is_not_denied() -> None:
 
 @pytest.mark.parametrize("checkpoints", [(), (70,)])
 def test_nothing_is_denied_beyond_the_tokens_that_the_tree_knows(checkpoints: tuple[int, ...]) -> None:
-    """A request that is given up in its prompt leaves the tokens that it has consumed."""
+    """A request that ends during its prompt leaves only the tokens it has consumed.
+
+    Later checkpoints are not denied.
+    """
     bench = Bench(slots=32, pages=40)
     grant = bench.ask([*PROMPT, *PROMPT], checkpoints=checkpoints)
     bench.receive(Extend([grant]))

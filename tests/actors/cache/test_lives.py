@@ -1,4 +1,4 @@
-"""The kind of each state as conversations continue, part, begin alike and are resumed."""
+"""The kind of each state while conversations continue, branch, share a beginning and are resumed."""
 
 from collections import Counter
 
@@ -29,7 +29,7 @@ def kinds(bench: Bench, *ends: list[int]) -> list[Kind]:
 
 
 def told(bench: Bench, what: str) -> dict[str, int]:
-    """Return, by kind, how many states were used, evicted or regretted."""
+    """Return the counters of states by kind. what: "used", "evicted" or "regretted" (missed soon after eviction)."""
     return {name.partition(":")[2]: n for name, n in bench.counted.items() if name.startswith(f"states_{what}:")}
 
 
@@ -135,7 +135,7 @@ def test_a_frontier_moves_if_keeping_it_is_worth_less_than_another_state() -> No
 
 
 def test_a_scan_does_not_evict_conversations() -> None:
-    """States of prompts that were seen once are evicted before conversations, however many come."""
+    """States of prompts seen only once are evicted before conversations, however many such prompts arrive."""
     bench = Bench(slots=8)
     chats = [[token] * 30 for token in range(1, 5)]
     for length in (10, 20, 30):

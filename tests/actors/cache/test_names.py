@@ -1,4 +1,4 @@
-"""Sessions in the cache alone: where their names are, how their states leave the pool, what commands wait for."""
+"""Sessions in the cache: which state has which name, how states leave the pool, and what commands wait for."""
 
 from collections.abc import Iterator
 
@@ -88,7 +88,7 @@ def test_a_moved_state_that_returns_has_its_name_again() -> None:
 
 
 def test_a_name_stays_on_its_state_when_another_moves() -> None:
-    """The turn resumes from a state without a name on another path, and is given up before it begins."""
+    """The turn resumes from an unnamed state on another path, and is returned before it starts."""
     bench = Bench(slots=2)
     bench.open("s")
     bench.run([7, 8, 9], session="s")

@@ -1,4 +1,4 @@
-"""The core of the cache by itself: least recently used or no eviction, and nothing below the pool."""
+"""The core of the cache only: an LRU policy or no eviction, and no tiers below the pool."""
 
 import asyncio
 
@@ -50,7 +50,7 @@ def test_a_ring_with_lru_reuses_states_and_evicts_the_least_recently_used() -> N
             histories = {}
             for prompt in (first, second, third):
                 histories[prompt[0]] = prompt + await ask(ring, prompt)
-            # Each request kept its end. The next one finds the slots taken and evicts, the oldest state first.
+            # Each request kept the state at its end. The next request finds no free slot and evicts the oldest state.
             again = histories[3] + [9]
             assert await ask(ring, again) == answer_to(again)
             assert ring.relay.counters()["granted_from:tree"] + ring.relay.counters().get("granted_from:slot", 0) == 1
@@ -96,7 +96,7 @@ def test_more_requests_than_slots_are_answered_and_nothing_leaks(name: str, page
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_sessions_work_without_tiers(name: str) -> None:
-    """A name protects nothing: a session resumes from what the tree has, or from its tokens."""
+    """Without tiers a name does not protect its state: a session resumes from what the tree has, or from its tokens."""
 
     async def scenario() -> None:
         async with running(model(), slots=2, cache=PLAIN[name], max_running=1) as ring:

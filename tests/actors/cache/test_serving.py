@@ -1,4 +1,7 @@
-"""The order in which the cache answers: the most urgent first, and smaller ones past larger ones, but not for ever."""
+"""The order in which the cache serves Acquires: the most urgent first.
+
+Small ones may overtake large ones, up to a limit.
+"""
 
 from baton.actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING
 from baton.actors.cache.below.assembly import make_cache
@@ -11,7 +14,7 @@ PAGE = 4
 
 
 class Bench:
-    """A cache alone, with more slots than any test needs."""
+    """A cache without the other actors, with more slots than any test needs."""
 
     def __init__(self, pages: int) -> None:
         self.sent: list[Message] = []
@@ -55,7 +58,10 @@ def test_the_most_urgent_is_served_first_when_there_is_room_again() -> None:
 
 
 def test_only_a_few_waiting_acquires_are_tried_and_passed() -> None:
-    """docs/design.md says how many may pass. Trying all of a long queue each time would cost too much."""
+    """docs/design.md gives the limit of overtakings.
+
+    Trying every Acquire of a long queue each time would cost too much.
+    """
     assert (MAX_OVERTAKING, MAX_BLOCKED) == (8, 4)
     bench = Bench(20)
     first, *heads = (bench.ask(12) for _ in range(MAX_BLOCKED))
@@ -84,7 +90,7 @@ def test_no_acquire_is_overtaken_for_ever() -> None:
 
 
 def test_an_acquire_that_is_repeated_has_been_overtaken_as_often() -> None:
-    """When a row lacks a page the scheduler cancels the other Acquires, and sends them again later."""
+    """When a row lacks a page, the scheduler cancels the other Acquires and repeats them later with their counts."""
     bench = Bench(20)
     first, head = bench.ask(12), bench.ask(12)
     passing = [bench.ask(1) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The ledger, the radix tree and the page table against simple models, by Hypothesis' state machines."""
+"""Hypothesis state machines that compare the ledger, the radix tree and the page table with simple models."""
 
 import gc
 from collections import Counter
@@ -35,7 +35,7 @@ class Held:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """A model of the ledger: slots are in `held` or free; `lost` ones are quarantined."""
+    """A model of the ledger: slots in `held` are in use, slots in `miss_reason` are quarantined, others are free."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.miss_reason) < SLOTS - 2)
     @rule(at=PICK)
     def drop(self, at: int) -> None:
-        """A handle that is garbage-collected alive costs its slot."""
+        """Let a live handle be garbage-collected: the ledger then quarantines its slot."""
         slot = self.pick(Place.OWNED, at)
         if slot is None:
             return
@@ -243,9 +243,10 @@ SALTS = st.sampled_from(["", "tenant"])
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """The model: by salt, which prefixes are known and which of them nodes end at; states, pins and evictions by path.
+    """A model of the radix tree: sets of (salt, path) for known prefixes, node ends, states and evicted states.
 
-    `written` is what each page holds, as the positions of a path: what a node names must read as its path.
+    `written` maps each page to the path that each of its entries was written for.
+    The pages that a node names must hold exactly the node's path.
     """
 
     @initialize(page_size=st.integers(1, 4))
@@ -270,7 +271,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(salt=SALTS, tokens=SEQUENCE, at=PICK, keep=st.booleans(), pin=st.booleans())
     def insert(self, salt: str, tokens: list[int], at: int, keep: bool, pin: bool) -> None:
-        """Do as a grant does: continue from a node, share its whole pages, copy a partial one, add fresh ones."""
+        """Insert a path as a grant does: start at a node, share whole pages, copy a partial page, add fresh pages."""
         starts = [self.root(salt), *(node for node in self.nodes() if key(node)[0] == salt)]
         start = starts[at % len(starts)]
         before, size = key(start)[1], self.pages.size
@@ -311,7 +312,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.keep_state(gone[at % len(gone)])
 
     def learn(self, salt: str, goal: Path) -> None:
-        """Note the new nodes: one ends where the goal parts from known tokens, one at the goal."""
+        """Record the nodes that an insert creates: one where `goal` leaves the known tokens, and one at its end."""
         parting = max((n for n in range(len(goal) + 1) if (salt, goal[:n]) in self.known), default=0)
         self.ends |= {(salt, goal[:n]) for n in (parting, len(goal)) if n}
         self.known |= {(salt, goal[:n]) for n in range(1, len(goal) + 1)}
@@ -340,7 +341,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(at=PICK)
     def remove_leaf(self, at: int) -> None:
-        """Remove a leaf: grants that continue from it continue from its parent."""
+        """Remove a leaf; grants that were pinned to the leaf are pinned to its parent."""
         leaves = [node for node in self.nodes() if not node.children and node.state is None]
         if not leaves:
             return

@@ -1,4 +1,4 @@
-"""States on their way from the pool to host memory, to disk, and back, in a ring around small random models."""
+"""States on their way from the pool to host memory, to disk and back, in a ring with small random models."""
 
 import asyncio
 import time
@@ -28,12 +28,12 @@ def limits(model: Model, host: int = 100, disk: int = 0, session_slots: int | No
 
 
 async def talk(ring: Ring, model: Model, histories: dict[str, list[int]], new: list[int]) -> list[str]:
-    """Run and check a turn of each session; return where each state came from."""
+    """Run a turn of each session and check its tokens; return where each session's state was found."""
     origins = []
     for session, history in histories.items():
         answer = await ring.turn(session, history + new)
         assert answer.tokens == greedy(model, history + new, 8), session
-        # The last token was sampled and not consumed.
+        # The history's last token was sampled but never fed, so the state has not consumed it.
         assert answer.cached == max(len(history) - 1, 0), session
         histories[session] = history + new + answer.tokens
         origins.append(answer.origin)
@@ -42,7 +42,7 @@ async def talk(ring: Ring, model: Model, histories: dict[str, list[int]], new: l
 
 @dataclass(frozen=True)
 class CopiedLate:
-    """A Pending whose copy is made when it is collected, on another thread than the one that runs the steps."""
+    """A Pending that makes its copy when it is collected, on a thread other than the one that runs the steps."""
 
     copy: Callable[[], Pending[Transferred]]
 
@@ -55,7 +55,7 @@ class CopiedLate:
 
 
 class CopiesAside:
-    """A wrapper of a device that makes copies to and from host memory slowly, alongside its steps."""
+    """A device wrapper whose copies to and from host memory are slow and run concurrently with its steps."""
 
     copies_aside = True
 
@@ -109,7 +109,7 @@ def test_a_suspended_session_resumes_in_another_server(family: str, tmp_path: Pa
             suspended = await ring.suspend("s0")
             assert (suspended.tier, suspended.position) == ("disk", len(histories["s0"]) - 1)
             assert len(files(tmp_path)) == 1
-        # The others were written by the drain.
+        # The drain wrote the other two files.
         assert len(files(tmp_path)) == 3
 
     async def second() -> None:
@@ -177,7 +177,7 @@ def test_unusable_files_are_deleted_at_the_start(damage: str, tmp_path: Path) ->
 
 
 async def quiet(ring: Ring) -> None:
-    """Wait until no state is on its way. The end of one copy may begin another a moment later."""
+    """Wait until no copy is in progress. Check three times, because the end of one copy may start another."""
     calm = 0
     async with asyncio.timeout(30):
         while calm < 3:
@@ -293,7 +293,7 @@ def test_a_disk_that_fails_is_not_tried_again_and_again(tmp_path: Path, monkeypa
                 histories[session] = prompt + (await ring.turn(session, prompt)).tokens
                 await quiet(ring)
             assert 1 <= ring.relay.counters()["failed_writes"] <= 4
-            # The newest has taken the place of those that could not be written.
+            # The newest copy displaced the three that could not be written.
             assert [tier for tier, _ in ring.kept.values()] == ["tokens"] * 3 + ["host"]
             assert (await ring.suspend("s3")).tier == "host"
             for session, history in histories.items():

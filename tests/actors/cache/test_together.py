@@ -1,4 +1,4 @@
-"""Acquires that wait for what another request computes: at which position, for which one, and for how long."""
+"""Acquires that wait for a state that another request (the leader) computes: where, for which leader, how long."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def is_granted(bench: Bench, grant: int) -> bool:
 
 
 def keep(bench: Bench, leader: int, position: int) -> None:
-    """Donate the leader's state at this position."""
+    """Donate a checkpoint of the grant `leader` at this position."""
     [slot] = bench.spares(leader, position)
     begin = bench.cache.accounts[leader].position
     tokens = [*STEM, *[2] * 30][begin:position]
@@ -116,7 +116,7 @@ def test_a_checkpoint_that_others_wait_for_may_evict_any_state() -> None:
 
 
 def test_no_acquire_waits_for_ever(bench: Bench) -> None:
-    """After several leaders that ended early it computes by itself, though another grant does too."""
+    """After MAX_LEADERS leaders that ended early the Acquire is granted, though another request could be waited for."""
     leader, last = ask(bench, 2), ask(bench, 2, priority=1)
     for _ in range(MAX_LEADERS):
         assert not is_granted(bench, last)

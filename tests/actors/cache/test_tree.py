@@ -1,4 +1,4 @@
-"""The radix tree and the page table against simple models: a set of paths, and a count of the users of each page."""
+"""The radix tree and the page table, compared with a set of paths and a count of the users of each page."""
 
 import random
 from typing import Any
@@ -129,11 +129,11 @@ def test_salts_are_distinguished_but_not_shown() -> None:
     assert secret != other and "secret" not in str(secret)
 
 
-# Why a state is missing, and in which order nodes go
+# The reason why a match finds no deeper state, and the order in which nodes are evicted
 
 
 def build(*states: list[int]) -> tuple[RadixTree[str], list[Node[str]]]:
-    """Make a tree without pages that has a state at the end of each of these."""
+    """Build a tree without pages that has a state at the end of each token sequence in `states`."""
     tree: RadixTree[str] = RadixTree(PagePool(0, 1))
     nodes = [tree.insert(tree.match("", b"", 0).node, pack(tokens), []) for tokens in states]
     for node in nodes:

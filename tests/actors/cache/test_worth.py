@@ -1,4 +1,4 @@
-"""The worth of a state: chances learned from what became of others, times what it saves, over what it holds."""
+"""The worth of a state: the chance that it is used, learned from earlier states, times what it saves, over its size."""
 
 import random
 import statistics
@@ -25,7 +25,7 @@ def test_each_age_falls_into_its_step() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_index_is_the_best_ratio_over_all_times_to_stop(seed: int) -> None:
-    """Compare with trying every stopping time, use by use."""
+    """Compare the index with a search that tries every stopping time."""
     chance = random.Random(seed)
     risks = [chance.choice([0.0, 10 ** -chance.uniform(0, 5)]) for _ in range(STEPS)]
     indices, chances = prospects(risks)
@@ -52,7 +52,7 @@ def test_before_anything_is_learned_only_hubs_are_worth_more_than_continued_conv
 
 
 def test_states_used_in_turns_gain_worth_while_they_wait() -> None:
-    """A hundred states are resumed in turns, so the most recent one is needed last."""
+    """A hundred states are resumed round-robin, so the most recently used state is needed last."""
     chances = Chances()
     for _ in range(20 * LEARNED_AFTER):
         chances.learn(Kind.FRONTIER, 0, 100, used=True)
@@ -91,7 +91,7 @@ def test_recent_observations_weigh_more_than_older_ones() -> None:
 
 
 class Grove:
-    """A tree without pages, and its states in order of worth."""
+    """A tree without pages, and its states ordered by worth (ByWorth)."""
 
     def __init__(self, costs: Costs | None = None) -> None:
         self.tree: RadixTree[str] = RadixTree(PagePool(0, 1))
@@ -108,7 +108,7 @@ class Grove:
         return self.order.least(lambda node: node not in spared)
 
     def check(self) -> None:
-        """Check that each state is in one queue, once."""
+        """Check that each state is in exactly one queue of the order."""
         queues = vars(self.order)["_queues"]
         assert sum(map(len, queues.values())) == len(self.tree.states) and all(queues.values())
 
@@ -213,7 +213,7 @@ def test_choosing_among_ten_thousand_states_takes_microseconds() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_state_returned_is_about_the_least_whatever_has_happened(seed: int) -> None:
-    """It need not be the very least: only the ends of queues are compared, and savings within a queue vary."""
+    """The returned state may be worth more than the least: only the ends of queues are compared."""
     chance, grove, nodes = random.Random(seed), Grove(), list[Node[str]]()
     over: list[float] = []
     for _ in range(3000):

@@ -6,6 +6,6 @@ import torch
 
 @pytest.fixture(autouse=True)
 def denormals_as_before() -> Iterator[None]:
-    """Restore denormals: a step flushes them in its thread, which here also runs the tests after it."""
+    """Disable denormal flushing again after a test: a step enables it for its thread, here the thread of all tests."""
     yield
     torch.set_flush_denormal(False)

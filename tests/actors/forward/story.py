@@ -1,4 +1,4 @@
-"""A sequence of steps that runs on every device: a CPU, the late device, and a GPU."""
+"""A sequence of steps that every kind of device must run: a CPU, the late device (tests/late), and a GPU."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +27,7 @@ def model_of(family: str) -> Any:
 
 @dataclass
 class Story:
-    """A sequence of calls such as a ring makes: rows come and go, prefill and decode, with two steps in flight."""
+    """A sequence of device calls as a ring makes them: rows come and go, and two steps are in flight."""
 
     device: TorchDevice
     ran: list[Ran] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Story:
         *checkpoints: WorkCheckpoint,
         masks: tuple[WorkMask, ...] = (),
     ) -> None:
-        """decodes: positions by row."""
+        """Launch a step. decodes: the position of each decoding row."""
         work = Work(len(self.ran), chunks, list(decodes), list(decodes.values()), list(checkpoints), list(masks))
         self.in_flight.append(self.device.launch(work))
         if len(self.in_flight) == 2:

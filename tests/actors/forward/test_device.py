@@ -1,4 +1,4 @@
-"""The device's thread: every call is made, in order, and none after one that raises."""
+"""The device's thread: it makes every call in order, and none after a call that raised."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ def ran(step: int) -> Ran:
 
 
 class NotedCalls:
-    """A device of which `launch` raises if its step is 0."""
+    """A device that records its calls, and whose `launch` raises for step 0."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -74,7 +74,7 @@ def test_no_call_is_made_after_one_that_raises() -> None:
 
 
 class Late:
-    """A step that is over when the test says so. `threads` are those that collected it."""
+    """A step that completes when the test sets `over`. `threads` are the names of the threads that collected it."""
 
     def __init__(self, step: int, error: Exception | None = None) -> None:
         self.step, self.error = step, error
@@ -113,7 +113,7 @@ class LateDevice:
 
 
 def run_steps(steps: list[Late]) -> tuple[LateDevice, DeviceThread, list[Any], list[BaseException]]:
-    """After the steps a slot is cleared."""
+    """Enqueue the steps and then the clearing of a slot, and wait until the slot is cleared."""
     device, delivered, failed = LateDevice(steps), list[Any](), list[BaseException]()
     thread = DeviceThread(device, delivered.append, failed.append)  # type: ignore[arg-type]
     for number in range(len(steps)):

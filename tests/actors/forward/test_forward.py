@@ -1,4 +1,4 @@
-"""Forward alone: the calls that it makes to the device, their order, and when it reports."""
+"""Forward without the other actors: which calls it makes to the device, in which order, and when it reports."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -49,7 +49,7 @@ class NotedDevice:
 
 
 class Bench:
-    """A forward actor with two rows, and a record of what it sent."""
+    """A forward actor for two rows, and a list of the messages that it has sent."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Message]] = []

@@ -1,4 +1,4 @@
-"""The torch device on a simulated accelerator: a step waits for nothing, uploads at most twice, and is right."""
+"""The torch device on an emulated accelerator (tests/late): a step never waits, uploads at most twice, and is right."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ LAYERS = (Mamba2Mixer, Attention, GatedMLP, SquaredReluMLP)
 
 @pytest.fixture
 def drawn_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the reference kernels, which take a fiftieth of the time of Triton's interpreter."""
+    """Draw tokens with the reference kernel, which is fifty times as fast as Triton's interpreter."""
     for module in ("step.captured", "torch_device"):
         monkeypatch.setattr(f"baton.actors.forward.{module}.sample", reference.sample)
 
@@ -102,7 +102,7 @@ def test_a_step_uploads_twice_at_most_and_its_thread_waits_for_nothing() -> None
 @pytest.mark.usefixtures("drawn_by_torch")
 @pytest.mark.parametrize("family", ["mamba2", "nemotron_h", "granitemoehybrid-rope"])
 def test_a_decoding_step_takes_few_launches(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer than eight for each mixer or feed-forward layer with its norm, and eight for everything around them."""
+    """A step takes under eight launches for each mixer or feed-forward layer with its norm, and eight for the rest."""
     counts = list[int]()
     with LateDevice() as late:
         capture = LateStream.capture
@@ -154,7 +154,7 @@ def test_nothing_is_compiled_after_the_warm_up(family: str) -> None:
 
 @pytest.mark.parametrize(("slots", "pages", "rows"), [(2, 3, 1), (2, 3, 4), (3, 5, 2), (6, 8, 4), (6, 1, 4)])
 def test_a_warm_up_keeps_to_the_pools(slots: int, pages: int, rows: int) -> None:
-    """The last slot and page are for padding."""
+    """The warm-up may not write to the last slot and page: they are reserved for padding."""
     model = model_of("nemotron_h")
     pools = allocate(model, slots, pages, PAGE, torch.device("cpu"))
     warm_up(TorchDevice(model, pools, rows, 90), 70)
@@ -164,6 +164,6 @@ def test_a_warm_up_keeps_to_the_pools(slots: int, pages: int, rows: int) -> None
 
 @pytest.mark.usefixtures("drawn_by_torch")
 def test_the_inbox_grows_with_its_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first upload is longer than the inbox was when the steps were captured."""
+    """The first upload is larger than the inbox that the captured steps were recorded with."""
     monkeypatch.setattr("baton.actors.forward.torch_device.INBOX_BYTES", 64)
     check("nemotron_h", None)

@@ -1,4 +1,4 @@
-"""A ring over the late device, where one thread enqueues and another reads, gives the same tokens as over a CPU."""
+"""A ring over the late device, which enqueues and reads in different threads, gives the same tokens as on a CPU."""
 
 import asyncio
 from typing import Any
@@ -24,7 +24,7 @@ def model_of(family: str) -> Any:
 
 
 async def answers(family: str, device: TorchDevice | None = None) -> list[list[int]]:
-    """Return the tokens of concurrent prompts, two of them alike, and of one that continues an answer."""
+    """Return the tokens of five concurrent prompts, two of them equal, and of a prompt that continues an answer."""
     wrap = (lambda made: device) if device else (lambda made: made)
     async with running(model_of(family), **SIZES, wrap=wrap) as ring:
         first = [ring.submit(prompt, 6) for prompt in PROMPTS]

@@ -18,7 +18,7 @@ KINDS = ["cpu", "late", *(["cuda"] if torch.cuda.is_available() else [])]
 
 @pytest.fixture(params=KINDS)
 def stream_of(request: pytest.FixtureRequest) -> Iterator[Maker]:
-    """Streams of one device."""
+    """Yield a function that makes streams of one device."""
     if request.param == "late":
         with LateDevice(seed=0) as late:
             yield late.stream
@@ -95,7 +95,7 @@ def test_host_buffers_are_bytes(stream_of: Maker) -> None:
 
 
 def test_captures_share_a_memory_pool_while_a_graph_of_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA refuses the memory pool of graphs that no longer exist."""
+    """CUDA rejects a memory pool whose graphs have all been destroyed, so the next capture takes a new pool."""
     pools = list[int]()
 
     class Graph:

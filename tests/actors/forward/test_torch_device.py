@@ -1,4 +1,4 @@
-"""The torch device over a model that is a table: the batches of steps, the tokens drawn, and what is reported."""
+"""The torch device with a table as its model: the batches of steps, the tokens drawn, and the reports."""
 
 import math
 import os
@@ -80,7 +80,7 @@ class Bench:
         *checkpoints: WorkCheckpoint,
         masks: dict[int, list[int]] | None = None,
     ) -> Ran:
-        """Run a step. decodes: positions by row. masks: allowed tokens by row."""
+        """Run a step. decodes: the position of each decoding row. masks: the allowed tokens of a row."""
         self._steps += 1
         decodes = decodes or {}
         words = [WorkMask(row, sum(1 << t for t in of).to_bytes(4, "little")) for row, of in (masks or {}).items()]
@@ -192,7 +192,7 @@ def test_each_row_is_drawn_by_its_own_parameters() -> None:
 @pytest.mark.parametrize("draw", [sample, reference.sample], ids=["as on this device", "as on an accelerator"])
 @pytest.mark.parametrize("only", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 1.0}])
 def test_parameters_that_leave_only_the_best_token(only: Any, draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other row in the step uses these parameters; without them each token would be equally likely."""
+    """At temperature 100 all tokens are about equally likely, so only the tested parameter can select the best one."""
     monkeypatch.setattr("baton.actors.forward.torch_device.sample", draw)
     bench = Bench()
     for token in range(VOCABULARY):
@@ -215,7 +215,10 @@ def test_biases_and_bans_apply_only_to_their_rows() -> None:
 
 
 def test_a_row_draws_only_tokens_that_its_mask_allows() -> None:
-    """At the end of a prompt and after it, greedy or not, whatever its biases; log probabilities ignore the mask."""
+    """A mask holds for the first and for later output tokens, with and without sampling, and despite biases.
+
+    Log probabilities ignore the mask.
+    """
     bench, others = Bench(), [t for t in range(VOCABULARY) if t != best(1)]
     bench.open(0, [1], logprobs=1)
     bench.open(1, [1], Sampling(seed=5, logit_bias={best(1): 100.0}))
@@ -229,7 +232,7 @@ def test_a_row_draws_only_tokens_that_its_mask_allows() -> None:
 
 
 def test_with_a_grammar_only_the_mask_bans_stop_tokens() -> None:
-    """min_tokens bans nothing there, because the grammar may need the token that stops."""
+    """min_tokens bans no token of a row with a grammar, because the grammar may allow nothing but a stop token."""
     bench = Bench()
     bench.open(0, [1], stops=Stops(9, min_tokens=2, token_ids=(3,)), grammar="g")
     assert unpack(bench.run([prompt(0, 1)], masks={0: [3]}).tokens) == [3]
@@ -281,7 +284,7 @@ def test_penalties_count_the_prompt_and_the_drawn_tokens() -> None:
 
 
 def test_frequency_counts_how_often() -> None:
-    """The second best comes as soon as the best has been drawn often enough."""
+    """Each earlier output of the best token lowers its logit. After two, the second best token wins."""
     top, second = TABLE[1].topk(2).values.tolist()
     bench = Bench()
     penalty = (top - second) / 1.5
@@ -303,7 +306,10 @@ def check_item(item: Any, before: int, token: int, top: int) -> None:
 
 
 def test_each_row_gets_the_number_of_alternatives_it_requests() -> None:
-    """Log probabilities come from the model's logits, before any bias."""
+    """Row 0 requests two alternatives, row 1 no log probabilities, row 2 log probabilities without alternatives.
+
+    Log probabilities come from the model's logits, before any bias.
+    """
     bench = Bench()
     bench.open(0, [1], logprobs=2)
     bench.open(1, [2])
@@ -409,7 +415,7 @@ assert counts == [(0, 1)], counts
 
 
 def test_the_thread_that_creates_a_device_gets_no_libgomp_team() -> None:
-    """With more threads than processors libgomp lets none of them spin: a decoding step took a fifth longer."""
+    """Otherwise libgomp's threads outnumber the processors and none of them spins: a decoding step took 20 % longer."""
     subprocess.run([sys.executable, "-c", ALONE], check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "2"})
 
 

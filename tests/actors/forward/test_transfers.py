@@ -1,4 +1,4 @@
-"""Copies between the pools and host memory on a stream of their own: right however late, and each wait is needed."""
+"""Copies between the pools and host memory on their own stream: correct at any delay, and every wait is needed."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ ALL = {"export", "fill", "stream"}
 
 
 class Bench:
-    """Slots of 24 bytes, and pages of two tensors."""
+    """A pool of slots of 24 bytes and pages of two tensors, and the Transfers under test."""
 
     def __init__(self, late: LateDevice) -> None:
         specs = [TensorSpec((PAGE, 4), torch.float32), TensorSpec((PAGE, 3), torch.bfloat16)]
@@ -36,22 +36,24 @@ class Bench:
         self.transfers = Transfers(self.pools, self.host, self.stream)
 
     def write(self, slot: int, pages: Sequence[int], value: int) -> None:
-        """Write as a step does: `value` to a slot, and the values after it to pages."""
+        """Write as a step would: `value` to the slot, and value + 1, value + 2, ... to the pages."""
         with self.stream.active(), torch.inference_mode():
             self.pools.slots[slot].fill_(value)
             for at, page in enumerate(pages):
                 self.pools.blocks[page].fill_(value + 1 + at)
 
     def contents(self, slot: int, pages: Sequence[int]) -> list[torch.Tensor]:
-        """Return what a step reads from a slot and pages."""
+        """Return what a step would read from the slot and the pages."""
         with self.stream.active(), torch.inference_mode():
             return [self.pools.slots[slot] * 1, *(self.pools.blocks[page] * 1 for page in pages)]
 
 
 def there_and_back(late: LateDevice, waits: set[str]) -> list[list[int]]:
-    """Copy a state to host memory, and back to another slot and other pages, which had other content before.
+    """Copy a state to host memory and back into another slot and other pages; return the distinct values found there.
 
-    waits: the waits to keep: of the next user of a slot for each copy, and of copies for the stream.
+    waits: which waits to perform; leaving one out must be able to corrupt the result.
+    "export" waits for the copy to host memory before its slot is written again, "fill" for the copy back. "stream" is
+    what the stream of the copies waits for.
     """
     bench = Bench(late)
     bench.write(1, [4, 2], 7)
@@ -170,7 +172,7 @@ def test_a_copy_without_host_memory_is_recorded_as_missing(monkeypatch: pytest.M
 
 
 def moved_on(device: TorchDevice, slots: tuple[int, int], pages: tuple[list[int], list[int]]) -> list[Ran]:
-    """A row computes a prompt, is copied to host memory while another row steps, and continues in another slot."""
+    """Run a prompt in part, copy it to host memory while another row steps, and continue it in another slot."""
     ids, other, ran = pack((5 * i + 1) % VOCABULARY for i in range(9)), pack([3, 1, 4]), []
     before, after, others = (table if device.pools.pages else [] for table in (*pages, [20, 21]))
 

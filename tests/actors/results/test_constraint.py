@@ -1,4 +1,4 @@
-"""The constraint of a grammar together with stop tokens, and when it ends the output."""
+"""The constraint of a grammar combined with stop tokens: what it allows, and when it ends the output."""
 
 import pytest
 
@@ -16,7 +16,7 @@ PROMPT = [1, 2, 3, 4]
 
 
 class Words:
-    """A matcher that allows one of several sequences of tokens below 32. Token 31 makes it raise."""
+    """A matcher that allows one of several sequences of tokens below 32. Allowing token 31 makes `mask` raise."""
 
     def __init__(self, grammar: str) -> None:
         self.words = [list(map(int, word.split())) for word in grammar.split("|")]

@@ -1,4 +1,4 @@
-"""The result-processor alone: when a request is finished, what becomes of its state, and what the client gets."""
+"""The result-processor without the other actors: when requests finish, what happens to states, what clients get."""
 
 from collections.abc import Iterator
 
@@ -30,7 +30,7 @@ PROMPT = [1, 2, 3, 4]
 
 
 class Bench:
-    """A result-processor, and what it has sent."""
+    """A result-processor, and a list of the messages that it has sent."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Message]] = []
@@ -44,7 +44,7 @@ class Bench:
         return request
 
     def step(self, *tokens: int, grant: int = 1, **more: object) -> None:
-        """Let each step draw one of these tokens."""
+        """Deliver one Stepped for each of these tokens, in which the grant has drawn that token."""
         for token in tokens:
             self._steps += 1
             fields = {"checkpoints": [], "logprobs": [], "prompt_logprobs": []} | more
@@ -122,7 +122,7 @@ def test_a_token_drawn_after_the_end_is_discarded(bench: Bench) -> None:
 
 
 def test_the_hit_that_is_reported_is_limited_to_the_prompt(bench: Bench) -> None:
-    """A request that comes back with output may have more tokens cached than its prompt has."""
+    """A resubmitted request includes its output so far, so more tokens may be cached than its prompt has."""
     bench.admit(Stops(3), match=2, origin="host")
     outputs = bench.outputs or (bench.results.act(), bench.outputs)[1]
     first = outputs[0]
@@ -141,7 +141,7 @@ def test_the_hit_that_is_reported_is_limited_to_the_prompt(bench: Bench) -> None
     )
 
 
-# States: donated or freed
+# States at the end of a request: donated or freed
 
 
 def test_a_state_that_the_tree_already_has_is_freed(bench: Bench) -> None:
@@ -164,7 +164,7 @@ def test_a_state_that_advanced_is_donated_with_its_new_tokens(bench: Bench) -> N
 def test_a_session_s_state_that_did_not_advance_is_saved_only_if_it_was_moved(
     bench: Bench, origin: str, is_saved: bool
 ) -> None:
-    """The tree still has it, unless it was moved from there."""
+    """A copied state (origin "tree") is still in the tree; a moved one (origin "slot") is not."""
     bench.admit(Stops(9), match=3, origin=origin, session="s")
     bench.retire("aborted", 3)
     assert [(save.session, save.position, save.tokens) for save in bench.of(SaveFromReq)] == [("s", 3, b"")] * is_saved
@@ -262,7 +262,7 @@ def test_the_log_probability_of_a_discarded_token_is_discarded(bench: Bench) -> 
     assert [item.token for output in bench.outputs for item in output.logprobs] == [5]
 
 
-# Requests with keep="never"
+# Requests that are not resumed: keep="never"
 
 
 @pytest.mark.parametrize("session", ["", "s"])

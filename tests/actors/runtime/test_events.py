@@ -1,4 +1,4 @@
-"""Which grants, requests and moments of a request's life an event names, message by message."""
+"""Which grants, requests and phases of a request's life the event of each message names."""
 
 import pytest
 

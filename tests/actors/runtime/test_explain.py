@@ -1,4 +1,4 @@
-"""The slots and the tree as plain values for /debug."""
+"""The slots and the tree as plain values, as /debug shows them."""
 
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.radix import RadixTree

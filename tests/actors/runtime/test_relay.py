@@ -1,4 +1,4 @@
-"""The relay: how often it may restart, what it counts over all units, and what it shows of the current one."""
+"""The relay: how often it may restart its unit, what it counts over all units, what it shows of the current one."""
 
 import asyncio
 from collections import Counter
@@ -22,7 +22,7 @@ MODEL: Any = HashModel(vocab_size=61, chunk_size=8, max_position=1024)
 
 
 def relay(restarts: int = 3, **more: Any) -> Relay:
-    """Return a relay that has been created but does not run."""
+    """Return a relay that is not running yet."""
     api: Any = type("Api", (), {"act": lambda self: None, "receive": lambda self, message: None})()
     device: Any = type("Device", (), {"drop_all": lambda self: None})()
     config = RelayConfig(4, 0, Limits(), restarts=restarts)
@@ -153,7 +153,7 @@ def test_after_a_cancellation_the_device_thread_has_ended() -> None:
 
 
 class Echo:
-    """An actor that records after how many messages it acts."""
+    """An actor that records how many messages it received before each `act`."""
 
     def __init__(self) -> None:
         self.received, self.acted = 0, list[int]()

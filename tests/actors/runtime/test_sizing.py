@@ -1,4 +1,4 @@
-"""Memory divided between slots and pages: the numbers, and the reasons that come with them."""
+"""How memory is divided between slots and pages, and the reasons that the result states."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ class Shape:
 
 
 class Sized:
-    """A model with a state of 2 MiB, and KV of a number of KiB a token."""
+    """A model with a state of 2 MiB and the given number of KiB of KV per token."""
 
     def __init__(self, token_kib: int) -> None:
         self._token = token_kib
@@ -67,7 +67,10 @@ def test_with_attention_half_is_slots_and_what_they_leave_is_pages() -> None:
 
 
 def test_pools_are_no_larger_than_can_be_used() -> None:
-    """Slots for every request and three cached states each; pages for two contexts of each, and one more token."""
+    """Useful slots: those of every request and three cached states each.
+
+    Useful pages: two contexts each, plus a token.
+    """
     sizes = size(64, 4000)
     assert (sizes.slots, sizes.pages) == (16, 4 * 7 * 2)
     assert size(64, 4000, max_model_len=111).pages == 4 * 7 * 2
@@ -98,7 +101,7 @@ def test_the_default_leaves_memory_for_everything_else() -> None:
 
 
 class Weighed(torch.nn.Module):
-    """A model of 300 parameters, with a state of 7 numbers, and keys and values of 5."""
+    """A model of 300 parameters, whose state has 7 numbers and whose keys and values have 5 a token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +133,7 @@ def test_parameters_count_once_however_they_are_laid_out(family: str, shape: dic
 
 
 def test_a_token_uses_few_experts() -> None:
-    """Each of 3 layers has 6 experts, 2 of which are chosen for a token."""
+    """Each of 3 layers has 6 experts, and a token uses 2 of them, so 4 experts a layer are not active."""
     config = {"model_type": "granitemoehybrid", "vocab_size": 300, **GRANITE_MOE}
     model = random_model(config, torch.float32, torch.device("cpu"), seed=0)
     of_expert = 3 * GRANITE_MOE["hidden_size"] * GRANITE_MOE["intermediate_size"]

@@ -1,4 +1,4 @@
-"""The device's speeds are measured around it, and reported to the cache."""
+"""The device's speeds: measured by a wrapper of the device, and reported to the cache."""
 
 import asyncio
 import statistics
@@ -21,7 +21,7 @@ MODEL: Any = HashModel(vocab_size=61, chunk_size=8, max_position=1024)
 
 
 class Sleeper:
-    """A device whose calls take a set number of seconds."""
+    """A device whose calls take `takes` seconds of an artificial clock."""
 
     def __init__(self) -> None:
         self.takes, self.cleared = 1.0, list[int]()
@@ -97,7 +97,7 @@ def test_the_fixed_cost_of_a_step_is_separated_from_that_of_its_tokens() -> None
 
 @pytest.mark.parametrize(("step_s", "token_s", "tokens"), [(0.002, 2e-5, 100), (0.0, 1e-3, 16), (0.0, 3e-5, 40)])
 def test_prompt_tokens_of_mixed_steps_converge(step_s: float, token_s: float, tokens: int) -> None:
-    """A step without prompts takes 0.4 ms. With a large fixed cost of mixed steps, chunks must outgrow 16 tokens."""
+    """A decode-only step takes 0.4 ms. If mixed steps have a large fixed cost, chunks must grow beyond 16 tokens."""
     noise = Random(1)
     state = SchedulerState(Limits(step_tokens=512))
     sleeper = Sleeper()

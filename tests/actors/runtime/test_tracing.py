@@ -60,7 +60,7 @@ def test_every_message_that_names_a_request_or_a_grant_has_a_trace() -> None:
 
 
 class Forwarder:
-    """Sends a message that names nothing for each Abort: one at once, and one when it acts."""
+    """An actor that sends a message without a grant or request for each Abort: one at once, and one from `act`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -99,7 +99,7 @@ def prompts(seed: int, count: int) -> list[list[int]]:
 
 
 def record_ring(restart: bool = False) -> tuple[list[Event], list[Answer], Ring]:
-    """Return all events of a small ring with twelve requests, a few of which are retracted."""
+    """Run twelve requests in a small ring, some of which are retracted; return all events, answers and the ring."""
     events: list[Event] = []
     answers: list[Answer] = []
 
@@ -209,7 +209,7 @@ def test_the_bounds_of_a_histogram_are_close_to_each_other_from_ten_microseconds
 
 
 class Sleeper:
-    """A device whose steps take a second; opening a row takes no time."""
+    """A device whose `launch` takes a second of an artificial clock; its other calls take no time."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""The transcript of a ring: one line a message, and below it where slots are after it."""
+"""The transcript of a ring: one line for each message, followed by a line that shows where the slots are."""
 
 from baton.actors.runtime.events import ActEvent, Event, MessageEvent, MoveEvent, StepEvent, UnitEvent
 from baton.actors.runtime.transcript import transcript

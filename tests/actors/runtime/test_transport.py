@@ -1,4 +1,4 @@
-"""Which fields of a message may hold leases, and that each lease is found there."""
+"""Which message fields may hold leases, and that every lease in such a field is found."""
 
 from typing import get_args
 

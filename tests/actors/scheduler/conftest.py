@@ -1,4 +1,4 @@
-"""A scheduler for a test; the ledger is closed at the end."""
+"""A fixture that makes a scheduler for a test, and closes its ledger at the end."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A scheduler alone, with methods that send it messages."""
+"""A scheduler without the other actors, with methods that send it messages."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from baton.actors.tokens import pack
 
 
 class Desk:
-    """A scheduler alone, and the messages that it has sent."""
+    """A scheduler without the other actors, and the messages that it has sent."""
 
     def __init__(self, **limits: Any) -> None:
         self.sent: list[tuple[str, Message]] = []

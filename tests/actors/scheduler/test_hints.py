@@ -1,4 +1,4 @@
-"""Checkpoints that the client requests, and requests whose client says that it will not continue (keep="never")."""
+"""Checkpoints that clients request, and requests whose client will not resume them (keep="never")."""
 
 from baton.actors.kinds import Kind
 from baton.actors.messages import Acquire, Granted, Mark, Settled, Step, Submit, Want
@@ -15,7 +15,7 @@ def request(checkpoints: tuple[int, ...] = (), keep: Keep = "", ends: tuple[int,
 
 
 def running(submission: Request, match: int = 0, branch: int | None = None, **limits: int) -> Bench:
-    """Return a scheduler with this request's row, grant 1, which resumes from `match` tokens."""
+    """Return a bench with one row for this request: grant 1, which resumes from `match` tokens."""
     bench = Bench(**limits)
     bench.receive(Submit(submission))
     state = bench.ledger.take("scheduler")
@@ -65,7 +65,7 @@ def test_a_mark_does_not_change_the_kind_of_a_requested_checkpoint() -> None:
 
 
 def test_with_keep_never_an_output_is_not_checkpointed() -> None:
-    """Others are checkpointed at each multiple of the track interval."""
+    """With another `keep`, the output gets a checkpoint at each multiple of the track interval."""
     for keep, expected in (("", {24: Kind.CHECKPOINT}), ("never", {})):
         bench = running(request(keep=keep, ends=()), track_interval=4, min_saving=100, depth=1)  # type: ignore[arg-type]
         assert bench.of(Step)

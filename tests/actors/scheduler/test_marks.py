@@ -1,4 +1,4 @@
-"""A state that others wait for (Mark): it is saved on the way, or Passed says that it will not come."""
+"""A state that other requests wait for (Mark): either the row saves it, or Passed reports that it will not come."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.actors.scheduler.test_scheduler import Bench
 
 
 def running(prompt: int, **limits: Any) -> Bench:
-    """Return a scheduler with one row, grant 1, whose prompt has this many tokens."""
+    """Return a bench with one row, grant 1, whose prompt has `prompt` tokens."""
     bench = Bench(min_saving=1 << 20, **limits)
     bench.submit("a", list(range(prompt)))
     bench.grant(1)
@@ -61,7 +61,7 @@ def test_a_mark_at_a_position_being_saved_needs_no_answer() -> None:
 
 
 def test_a_mark_for_a_retired_row_needs_no_answer() -> None:
-    """Its states are on their way to the cache, and its account closes with the last of them."""
+    """The row's states are on their way to the cache, whose account for the grant closes with the last of them."""
     bench = running(20)
     bench.receive(Settled(1, [1]))
     assert bench.of(Retire) == [Retire(1, "finished")]
@@ -79,7 +79,7 @@ def test_a_mark_is_answered_with_passed_if_the_strategy_keeps_no_checkpoints(pos
 
 
 def test_a_marked_position_without_a_slot_is_answered_with_passed() -> None:
-    """If a step crosses more positions than a row may have slots, the deepest are saved."""
+    """If a step crosses more marked positions than a row may have checkpoint slots, only the deepest are saved."""
     bench = running(40, step_tokens=16, depth=1)
     marks = [18, 20, 22, 24, 26, 28]
     for position in marks:

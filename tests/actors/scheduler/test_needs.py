@@ -1,4 +1,4 @@
-"""The needs of rows: pages and checkpoint slots ahead of time; which row is retracted; how suspect rows run."""
+"""The needs of rows: pages and checkpoint slots in advance; which row is retracted; how suspect rows run."""
 
 from typing import Any
 

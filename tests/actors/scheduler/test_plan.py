@@ -1,4 +1,4 @@
-"""`plan` is a pure function: what runs next, state by state."""
+"""The pure function `plan`: what it runs next for a given state."""
 
 import copy
 import random
@@ -197,7 +197,7 @@ def test_skipping_steady_rows_changes_no_plan() -> None:
 
 
 def random_state(chance: random.Random, ledger: Ledger) -> SchedulerState:
-    """Return a state with rows at random points, with pages and slots that they may or may not need."""
+    """Return a state with rows at random positions, some of which need pages or checkpoint slots."""
     limits = Limits(
         step_tokens=chance.choice([2, 4, 64]),
         page_size=4,

@@ -1,4 +1,4 @@
-"""The order of the queue: flows take turns, whichever came first and however many requests each has."""
+"""The order of the queue: flows take turns, whatever the order of arrival and the number of requests of each flow."""
 
 import random
 from collections import Counter

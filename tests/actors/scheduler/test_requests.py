@@ -1,4 +1,4 @@
-"""The scheduler and requests: which message it sends to which actor at each point of a request's life."""
+"""The scheduler and requests: the messages it sends to other actors at each point of a request's life."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from baton.actors.requests import Request, Sampling, Stops
 from baton.actors.tokens import pack
 from tests.actors.scheduler.desk import Desk
 
-# In the queue
+# Requests in the queue
 
 
 def test_a_full_queue_refuses_all_but_what_was_accepted_before() -> None:
@@ -56,7 +56,7 @@ def test_a_request_that_waits_for_its_id_can_be_aborted(desk: Desk) -> None:
 
 
 def test_an_abort_concerns_the_later_of_two_requests_with_the_same_id() -> None:
-    """The first has been answered, and its Over is on the way."""
+    """The first of the two has been answered already; only its Over has not arrived yet."""
     desk = Desk()
     desk.submit("a")
     desk.grant(1)
@@ -110,7 +110,7 @@ def test_an_urgent_request_replaces_one_that_has_not_been_granted_yet() -> None:
     assert desk.of(Acquire)[-1].overtaken == 5, "how often it was counts on"
 
 
-# Asking the cache
+# Acquires sent to the cache
 
 
 def test_a_match_leaves_a_token_to_compute(desk: Desk) -> None:
@@ -121,7 +121,7 @@ def test_a_match_leaves_a_token_to_compute(desk: Desk) -> None:
 
 @pytest.mark.parametrize(("begin", "limit"), [(0, 0), (1, 0), (4, 3), (9, 5)])
 def test_a_match_leaves_the_tokens_whose_log_probabilities_are_requested(desk: Desk, begin: int, limit: int) -> None:
-    """The log probability of a token comes from the state before it."""
+    """A token's log probability comes from the state before that token, so the match must end before it."""
     desk.submit("a", length=6, prompt_logprobs_from=begin)
     assert desk.of(Acquire)[-1].limit == limit
     request = Request("b", pack(range(6)), 4, Sampling(), Stops(9), prompt_logprobs_from=begin)
@@ -158,7 +158,7 @@ def test_a_requeued_request_names_its_own_last_grant(desk: Desk) -> None:
 
 
 def test_aborting_a_request_twice_ends_no_other(desk: Desk) -> None:
-    """It had a row before, so it stays until results says that it is over."""
+    """The requeued request had a row before, so it stays known until the result-processor sends Over."""
     request = desk.submit("a")
     desk.grant(1)
     desk.submit("b")

@@ -1,4 +1,4 @@
-"""The scheduler and running rows: their steps, pages and checkpoints."""
+"""Running rows in the scheduler: their steps, pages and checkpoints."""
 
 from baton.actors.kinds import Kind
 from baton.actors.messages import (
@@ -73,7 +73,7 @@ def test_a_row_requests_a_page_in_time_and_waits_for_it() -> None:
     desk = Desk(page_size=4)
     desk.submit("a", length=6)
     desk.grant(1, pages=(0, 1))
-    # After the two steps in flight it stands at 7, and two more steps follow soon.
+    # After the two steps in flight the row is at position 7. Two more steps would pass the end of its pages, at 8.
     assert desk.of(Extend) == [Extend([1])]
     desk.settle()
     assert len(desk.of(Step)) == 3, "its pages cover eight positions"

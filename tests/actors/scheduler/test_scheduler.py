@@ -27,7 +27,7 @@ from baton.actors.tokens import pack
 
 
 class Bench:
-    """A scheduler alone, and the messages that it has sent."""
+    """A scheduler without the other actors, and the messages that it has sent."""
 
     def __init__(self, **limits: int) -> None:
         self.sent: list[tuple[str, Message]] = []
@@ -75,7 +75,7 @@ def test_a_row_is_in_no_step_until_it_is_filled() -> None:
     bench.receive(Filled(1))
     bench.receive(Settled(1, []))
     assert Chunk(1, 1) in bench.of(Step)[-1].chunks  # type: ignore[attr-defined]
-    bench.receive(Filled(9))  # whose row is gone
+    bench.receive(Filled(9))  # a grant without a row
     bench.ledger.close()
 
 
@@ -104,7 +104,7 @@ def test_an_acquire_names_the_closing_grant_that_its_prompt_continues() -> None:
 
 
 def test_a_plan_looks_only_at_rows_that_need_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 32 rows, each at another place in its page of 16, about two need a page at each step."""
+    """With 32 rows at different offsets in their pages of 16 tokens, about two rows need a page at each step."""
     looked_at: list[int] = []
     plan_row = baton.actors.scheduler.plan.plan_row
 
@@ -141,7 +141,7 @@ def test_a_request_is_found_in_a_long_queue_by_its_place(monkeypatch: pytest.Mon
 
 
 def decode(bench: Bench, steps: int) -> None:
-    """Run a number of steps, in which each row gets the pages that it requests at once."""
+    """Settle this many steps, and grant at once each page that a row requests."""
     for _ in range(steps):
         [*_, step] = bench.of(Step)
         bench.sent.clear()

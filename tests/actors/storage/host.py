@@ -10,7 +10,7 @@ PAGE = 2
 
 
 def host_states(state_bytes: int, *kv: TensorSpec) -> HostStates:
-    """Make host memory for a pool of one slot and one page. kv: one spec for each page tensor."""
+    """Return host memory for a pool of one slot and one page. kv: one spec for each page tensor."""
     cpu = torch.device("cpu")
     blocks, pages = stretches(1, [TensorSpec((PAGE, *spec.shape), spec.dtype) for spec in kv], cpu)
     states = HostStates()

@@ -1,4 +1,4 @@
-"""State files: contents, access rights, refusals, and what remains when something fails."""
+"""State files: contents, access rights, rejected files, and which files remain after an error."""
 
 import json
 import os
@@ -28,7 +28,7 @@ TOKENS = pack([1, 2, 3])
 
 
 class Bench:
-    """The state files of a folder; each call is carried out before the next."""
+    """The state files of a folder, of which each call is complete before the next begins."""
 
     def __init__(self, folder: Path, model: str = "model") -> None:
         self.host = host_states(24, TensorSpec((4,), torch.float32))
@@ -38,7 +38,10 @@ class Bench:
         self.host.put(1, self.copy)
 
     def do(self, *calls: Callable[[StateFiles], None]) -> list[Any]:
-        """Close the disk and return the log's entries. Copies that writes still wait for never come."""
+        """Make these calls, close the disk, and return the log's entries.
+
+        Writes do not wait for copies still to come.
+        """
         with capture_logs() as log:
             self.files.start(self.reports.append)
             for call in calls:
@@ -56,7 +59,7 @@ class Bench:
         return path
 
     def read(self, salt: str = "", tokens: bytes = TOKENS) -> str:
-        """Read the file; return the error."""
+        """Read the file of these tokens; return the error, "" if there is none."""
         self.do(lambda files: files.read(2, salt, tokens))
         loaded = self.reports.pop()
         assert isinstance(loaded, Loaded) and loaded.key == 2
@@ -70,7 +73,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def test_a_file_says_what_it_holds_and_is_its_owners(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rights are set whatever the library that writes the file does."""
+    """The file's mode is 0600 even if the library that writes the file sets another one."""
 
     def save(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
         save_file(tensors, path, metadata)
@@ -236,7 +239,7 @@ def test_a_file_of_other_sizes_is_refused(bench: Bench, state: torch.Tensor, kv:
     assert bench.read().endswith("is not of this model") and not path.exists()
 
 
-# At the start
+# Files found at the start
 
 
 def test_the_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:

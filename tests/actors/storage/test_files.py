@@ -1,4 +1,4 @@
-"""State files alone: tensors that were read do not change with the file, and no write waits for ever."""
+"""State files without a ring: tensors that were read do not change with the file, and no write waits for ever."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from tests.actors.storage.host import host_states
 
 
 def successes(reports: list[DiskReport]) -> list[tuple[str, int]]:
-    """Return the reports of success, without how long each took."""
+    """Return the type and the key of each report of success, without its duration."""
     return [
         (type(report).__name__, report.key)
         for report in reports
@@ -56,7 +56,7 @@ def test_at_the_end_no_write_waits_for_a_copy_that_was_never_made(tmp_path: Path
 
 
 def test_consecutive_writes_share_one_sync_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is reported when its bytes and its name are on the disk; a failure is reported for its own file only."""
+    """A write is reported after its bytes and name are on the disk; a failed write is reported for its file only."""
     host, reports, synced = host_states(4), list[DiskReport](), list[tuple[Path, int]]()
     for key in range(50):
         host.put(key, HostState(1, torch.full((4,), key, dtype=torch.uint8), torch.empty(1, 0, dtype=torch.uint8)))
@@ -129,5 +129,5 @@ assert counts == [(0, 1), "equal"], counts
 
 
 def test_torch_starts_no_threads_for_the_disk_s_thread() -> None:
-    """See the test of this name of the torch device."""
+    """Otherwise the disk's thread would get a libgomp team of its own, and slow down the device's threads."""
     subprocess.run([sys.executable, "-c", COPIED], check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "2"})

@@ -1,4 +1,4 @@
-"""Copies in host memory: the KV by page becomes the KV by token, and the reverse."""
+"""Copies in host memory: converting KV from pages to tokens, and from tokens to pages."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""An agent with Anthropic's client on a real server: streamed and not, and how much of each prompt is cached."""
+"""An agent with Anthropic's client on a real server, streamed or not, and how many tokens of each prompt are cached."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,12 +50,12 @@ def read(answer: Message) -> int:
 
 
 def length(answer: Message) -> int:
-    """Return the prompt's tokens."""
+    """Return the number of prompt tokens of an answer, cached or not."""
     return answer.usage.input_tokens + read(answer) + (answer.usage.cache_creation_input_tokens or 0)
 
 
 def converse(client: anthropic.Anthropic, stream: bool) -> list[Message]:
-    """Go through a question, a call, its result and an answer for every city."""
+    """Run the agent's conversation (question, call, result, answer) for every city, and return the model's answers."""
     messages: list[Any] = []
     answers = []
     for city in CITIES:
@@ -95,7 +95,7 @@ def test_an_agent_calls_and_answers(client: anthropic.Anthropic, stream: bool) -
     ]
     assert [answer.stop_reason for answer in answers] == ["tool_use", "end_turn"] * len(CITIES)
     for first, second in zip(answers[::2], answers[1::2], strict=True):
-        # The prompt with the result resumes after the call: everything up to the call's last token is cached.
+        # The second prompt, with the tool's result, resumes at most two tokens before the end of the call.
         history = length(first) + first.usage.output_tokens
         assert history - 2 <= read(second) <= history < length(second)
     assert all(read(answer) > 0 for answer in answers[1:])
@@ -138,7 +138,7 @@ def after_tools(end: str, **mark: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("part", [in_system, in_question, in_tools, after_tools])
 def test_a_mark_is_a_checkpoint(client: anthropic.Anthropic, server: ServerProcess, part: Any) -> None:
-    """Chats with a common beginning share the state at the mark. Baton by itself keeps none there."""
+    """Two chats that agree up to a cache_control mark share the state there. Without a mark no state is kept there."""
     known = []
     for mark in ({}, MARK):
         server.post("/flush_cache", {})

@@ -28,7 +28,7 @@ def text(words: object = "x", **more: object) -> dict[str, object]:
 
 
 async def refused(served: Served, body: Any, path: str = PATH, **more: Any) -> tuple[int, str, str]:
-    """Return status, type and message; check that the request's id is in the body and in both headers."""
+    """Post a refused body; return status, type and message. Check the request's id in the answer and both headers."""
     async with served.client.post(path, json=body, **more) as response:
         answer = await response.json()
         assert answer == {"type": "error", "error": answer["error"], "request_id": response.headers["request-id"]}
@@ -231,7 +231,7 @@ async def test_keys() -> None:
             await api.messages.create(**ask)
         salts = [request.salt for request in served.ring.submitted()]
         assert salts[0] != salts[1] == salts[2]
-        # With both headers, Authorization counts.
+        # If a request has both headers, the key in Authorization counts.
         both = {"Authorization": "Bearer three", "x-api-key": "one"}
         assert (await refused(served, ask, headers=both))[:2] == (401, "authentication_error")
         async with served.client.get("/v1/models", headers={"x-api-key": "one"}) as response:

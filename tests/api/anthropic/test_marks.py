@@ -1,4 +1,4 @@
-"""Positions of cache_control marks in rendered prompts: at the block's end, whatever comes after it."""
+"""Positions of cache_control marks in rendered prompts: at the marked block's end, whatever comes after the block."""
 
 import shutil
 from pathlib import Path
@@ -35,7 +35,7 @@ def read(**body: Any) -> tuple[ReadChat, list[dict[str, Any]]]:
 
 
 def parts(text: ModelText, **body: Any) -> list[tuple[str, str]]:
-    """Return the text before and after each mark."""
+    """Return the rendered text before and after each cache_control mark."""
     chat, tools = read(**body)
     ids, _, marks = text.encode_marked_chat(chat.messages, chat.beginnings, tools=tools)
     return [(text.decode(ids[:mark], False), text.decode(ids[mark:], False)) for mark in marks]

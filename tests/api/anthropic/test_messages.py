@@ -1,4 +1,4 @@
-"""Anthropic's Messages with its official client: it sees what the model writes, streamed and not."""
+"""Anthropic's Messages with the official client, which gets what the model writes, streamed or not."""
 
 import json
 from collections.abc import AsyncIterator
@@ -55,7 +55,7 @@ async def streamed(api: anthropic.AsyncAnthropic, **fields: Any) -> Message:
 
 
 def outline(answer: Message) -> list[Any]:
-    """Return the blocks of an answer without random ids and signatures, and the stop reason."""
+    """Return the blocks of an answer, without random ids and signatures, followed by the stop reason."""
     shown: list[Any] = []
     for block in answer.content:
         match block.type:
@@ -155,7 +155,7 @@ async def test_events_of_a_stream() -> None:
 
 
 def read(text: str) -> list[Any]:
-    """Return the data of events; check that each has its type as its name."""
+    """Return the data of each event in a stream; check that the event's name is the type in its data."""
     assert text.endswith("\n\n")
     events = []
     for block in text.removesuffix("\n\n").split("\n\n"):
@@ -275,7 +275,7 @@ async def test_an_answer_is_sent_back_unchanged() -> None:
 
 
 async def test_the_billing_line_is_removed() -> None:
-    """Claude Code sends it first. It differs each time, so no prompt would match the cache after it."""
+    """Claude Code begins its system prompt with a billing line that changes. With it, no prompt would be cached."""
     billing = "x-anthropic-billing-header: cc_version=2.1.36; cch=1d3;"
     rules: Any = [{"type": "text", "text": text} for text in (billing, "You are an agent.")]
     async with client("Fine.") as (api, served):

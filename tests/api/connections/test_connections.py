@@ -1,4 +1,4 @@
-"""The limits of connections on bytes and time: what happens to offenders, and that others are unaffected."""
+"""Limits of connections on bytes and time: a connection that exceeds a limit is ended, and others are unaffected."""
 
 import asyncio
 import json
@@ -249,7 +249,7 @@ async def test_one_connection_more_than_can_be_served_is_a_503() -> None:
 
 
 async def test_a_closed_connection_is_not_counted_as_silent() -> None:
-    """Otherwise it would never be forgotten, and be displaced instead of a living connection."""
+    """A closed connection that counted as silent would never be forgotten, and be displaced instead of a living one."""
     async with serving(max_connections=1) as served, peer(served) as gone:
         served.ring.held = True
         gone.send(chat())

@@ -1,4 +1,4 @@
-"""The table of sampling fields: it covers the ring's parameters, and each field of it reaches the ring."""
+"""The table of sampling fields: it covers all sampling parameters of the ring, and each field reaches the ring."""
 
 from typing import Any
 

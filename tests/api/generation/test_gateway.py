@@ -1,4 +1,4 @@
-"""The api's actor by itself: dispatch, merging of outputs, aborts, timeouts, ids, drain."""
+"""The gateway, which is the api's actor, without a ring: dispatch, merging of outputs, aborts, timeouts, ids, drain."""
 
 import asyncio
 

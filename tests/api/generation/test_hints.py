@@ -1,4 +1,4 @@
-"""Hints about states: they reach the ring from every generating endpoint, and wrong ones are refused."""
+"""Hints about states: they reach the ring from every generating endpoint, and wrong hints are refused."""
 
 from typing import Any
 
@@ -85,7 +85,7 @@ async def test_the_prompts_of_a_batch_may_have_hints_of_their_own() -> None:
 
 @pytest.mark.parametrize(("hint", "keep"), [(None, "soon"), ("never", "never"), ("soon", "soon")])
 async def test_a_prompt_cache_key_implies_keep_soon(hint: str | None, keep: str) -> None:
-    """The official client sends prompt_cache_key."""
+    """A request with prompt_cache_key, which OpenAI's client sends, gets keep "soon" unless it says otherwise."""
     async with serving() as served, openai.AsyncOpenAI(base_url=served.url + "v1", api_key="none") as api:
         extra = {"keep": hint}
         await api.chat.completions.create(

@@ -1,4 +1,4 @@
-"""Work in threads: the limit ends it whatever it catches, and has no effect once it is done."""
+"""Work in threads: a time limit ends the work whatever exceptions it catches, and has no effect on finished work."""
 
 import asyncio
 import subprocess
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def as_in_the_server() -> Iterator[None]:
-    """Use the server's switch interval between threads."""
+    """Use the server's interval for switching between threads (`sys.setswitchinterval`)."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     yield
@@ -95,7 +95,7 @@ sys.setprofile(lambda *_: None)
 
 
 def test_a_limit_that_strikes_too_late_leaves_no_pending_exception() -> None:
-    """CPython 3.11 loops for ever here if an asynchronous exception is still pending."""
+    """CPython 3.11 loops for ever at the end of STRIKES if an asynchronous exception is still pending."""
     subprocess.run([sys.executable, "-c", STRIKES], timeout=60, check=True)
 
 

@@ -1,4 +1,4 @@
-"""Ids of calls: the prompt has those that the model writes, whichever ids the clients of the APIs use."""
+"""Ids of tool calls: prompts have ids in the model's own form, whichever ids the clients of the APIs use."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ class KimiText(FakeText):
 
 
 def calling(*names: str) -> str:
-    """Return an output with calls. All have the number 9, because a model may miscount."""
+    """Return an output with a call of each name. All ids end in 9, because a model may count wrongly."""
     shown = (
         f"<|tool_call_begin|>functions.{name}:9<|tool_call_argument_begin|>{{}}<|tool_call_end|>" for name in names
     )
@@ -76,7 +76,7 @@ def by_messages(served: Served) -> Ask:
         status, answer = await served.post("/v1/messages", body)
         assert status == 200, answer
         if called:
-            # The mark is found at the chat's end, so the marked beginning was rendered with the same ids.
+            # The mark is found at the chat's end: everything before the mark was rendered with the chat's ids.
             request = served.ring.submitted()[-1]
             end = bytes(unpack(request.tokens)).decode().rindex("<|im_end|>")
             assert any(position >= end for position in request.checkpoints)

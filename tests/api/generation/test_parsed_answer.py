@@ -1,4 +1,4 @@
-"""Parsing outputs into reasoning, answer and calls: the pieces do not matter, and reasoning is counted in tokens."""
+"""Outputs parsed into reasoning, answer and calls, however they are split; reasoning is counted in tokens."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ def model(formats: OutputFormats | None = None) -> ServedModel:
 
 
 def outputs(text: str, size: int, end: FinishReason = "stop") -> Iterator[Output]:
-    """Return the text as outputs of `size` characters each, with their tokens; the last has EOS."""
+    """Return the text as outputs of `size` characters each, with their tokens; the last output ends with EOS."""
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     for piece in pieces:
         yield Output("r", piece, tokens.pack(list(piece.encode())), 1, 0)

@@ -1,4 +1,4 @@
-"""The client's traceparent: it reaches the ring, the log and the answer."""
+"""The client's traceparent header: it reaches the ring, the log and the answer."""
 
 import pytest
 import structlog

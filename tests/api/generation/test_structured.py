@@ -150,7 +150,7 @@ async def test_a_model_without_grammars_refuses_constraints() -> None:
 
 
 async def test_slow_grammars_get_400_and_the_next_gets_503() -> None:
-    """A compilation that timed out cannot be ended, and occupies its place until it is done."""
+    """A compilation that timed out gets a 400, but cannot be ended. While all threads compile, others get a 503."""
     compiler, go_on = GrammarCompiler(TEXT.grammars(300), most_seconds=0.2), threading.Event()
 
     def slow() -> str:

@@ -1,4 +1,4 @@
-"""Native code in a server: prepared at the start, reported in the log, and with the same tokens as torch."""
+"""Native code in a server: prepared at the start, reported in the log, and giving the same tokens as torch."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def test_a_short_spin_unless_the_user_says_how_to_wait() -> None:
 
 
 def test_the_command_line_is_read_before_torch_is_imported() -> None:
-    """Torch's OpenMP reads the spin count when it is loaded."""
+    """Torch's OpenMP reads its spin count when torch is imported, so the count must be set before."""
     code = "import sys, baton.api.cli; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 

@@ -1,4 +1,4 @@
-"""--quantize in a server: reported, with the same tokens from native code and torch, and with states of its own."""
+"""--quantize in a server: it is reported, gives the same tokens in native code and torch, and has states of its own."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def test_native_code_and_torch_answer_alike() -> None:
 
 
 def test_a_state_of_other_weights_is_not_resumed(tmp_path: Path) -> None:
-    """The session continues from its tokens instead."""
+    """A session whose state was computed with other weights continues from its tokens."""
     session, resumed = "", list[Any]()
     for quantize in ("none", "int8", "int8", "int4", "none"):
         options = ("--session-dir", str(tmp_path), "--kernels", "torch", "--quantize", quantize)

@@ -268,7 +268,7 @@ async def test_a_client_that_goes_away_aborts() -> None:
 
 
 async def cut_off(served: Served, body: bytes) -> None:
-    """Send a request over a plain socket, and close it once the ring has the request."""
+    """Send a request over a plain socket, and close the socket once the ring has the request."""
     port = served.client.port
     assert port is not None
     _, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""Tools and reasoning in chat completions, with the official client: it sees what the model writes."""
+"""Tools and reasoning in chat completions: the official client gets what the model writes."""
 
 import json
 from collections.abc import AsyncIterator
@@ -48,7 +48,7 @@ def outline(answer: ChatCompletion, index: int = 0) -> Outline:
 
 
 async def streamed(api: openai.AsyncOpenAI, index: int = 0, **fields: Any) -> tuple[Outline, list[str], int]:
-    """Return the sum of a choice's deltas, the ids of its calls, and the reasoning tokens of the usage."""
+    """Return the joined deltas of one choice of a stream, the ids of its calls, and the usage's reasoning tokens."""
     fields |= {"stream": True, "stream_options": {"include_usage": True}}
     content, reasoning, calls, ids, finish, thought = "", "", list[list[str]](), list[str](), None, -1
     async for chunk in await api.chat.completions.create(model="fake", **fields):

@@ -1,4 +1,4 @@
-"""The chat page: its file and headers, access, the key of its websocket, and the requests of its map and list."""
+"""The chat page: file and headers, access, the key of its websocket, and what it asks about sessions and slots."""
 
 import base64
 import hashlib
@@ -41,7 +41,7 @@ def test_the_page_is_part_of_the_package() -> None:
 
 
 async def test_the_page_needs_no_key_and_allows_no_frames() -> None:
-    """The page itself asks for the key. Links from other sites work; frames do not."""
+    """The page itself asks the user for a key. Other sites may link to the page, but not show it in a frame."""
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     async with serving(api_key=(KEY,)) as served:
         for headers, status in (

@@ -1,4 +1,4 @@
-"""Responses that outlive their connection: run in the background, resumed after the last event seen, cancelled."""
+"""Responses that outlive their connection: they run in the background, are resumed after any event, or cancelled."""
 
 import asyncio
 import json
@@ -112,7 +112,7 @@ async def test_refusals_in_the_background() -> None:
 
 @pytest.mark.parametrize("seen", range(0, 21, 4))
 async def test_a_stream_resumes_after_the_last_event_seen(seen: int) -> None:
-    """Wherever the connection drops, the rest equals what an uninterrupted reader gets."""
+    """Wherever the connection drops, the rest of the stream equals what an uninterrupted reader gets."""
     async with serving() as served, client_of(served) as client:
         served.ring.pause = 0.003
         stream = await client.responses.create(model="fake", input="a", background=True, stream=True)
@@ -239,7 +239,7 @@ async def test_a_cancel_does_not_wait_for_a_reader_that_stalls() -> None:
         async with served.client.post(PATH, json={"input": "a", "top_logprobs": 2, "stream": True}) as stalled:
             for connection in served.client.server.runner._server.connections:
                 connection.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, 8192)
-            assert stalled.status == 200  # Its body is not read from here on.
+            assert stalled.status == 200  # from here on, the test does not read the answer
             [id] = served.ring.open
             transcript = served.responses.get(b"", id).transcript
             written = -1
@@ -253,7 +253,7 @@ async def test_a_cancel_does_not_wait_for_a_reader_that_stalls() -> None:
 
 
 async def test_events_are_not_stored_one_by_one() -> None:
-    """A thousand deltas take only the memory of their text and of one mark each."""
+    """A transcript of a thousand deltas takes only the memory of their text, and of one integer for the end of each."""
     async with serving(max_model_len=10_000) as served, client_of(served) as client:
         served.ring.reply = "y" * 1000
         response = await client.responses.create(model="fake", input="a")

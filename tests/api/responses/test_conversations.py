@@ -53,7 +53,7 @@ def prompts(served: Served) -> list[bytes]:
 
 
 async def create(socket: ClientWebSocketResponse, **body: Any) -> list[Any]:
-    """Create a response; return its events, or one error."""
+    """Create a response over the websocket; return its events, or one error event."""
     await socket.send_str(json.dumps({"type": "response.create", **body}))
     events = []
     while True:

@@ -150,7 +150,7 @@ async def test_deleting_an_item_keeps_the_ids_of_the_others() -> None:
 
 
 async def test_a_part_of_an_answer_can_be_deleted() -> None:
-    """Calls are deleted one by one; the other items keep their ids."""
+    """Each call of an answer can be deleted alone; the other items keep their ids."""
     call = {"type": "function_call", "name": "look", "arguments": '{"at":"x"}'}
     items: Any = [says("user", "a"), says("assistant", "b"), {**call, "call_id": "1"}, {**call, "call_id": "2"}]
     items += [{"type": "function_call_output", "call_id": id, "output": "seen"} for id in "12"]

@@ -1,4 +1,4 @@
-"""/v1/responses with the official client, and raw requests for what that does not show."""
+"""/v1/responses with the official client, and raw requests for what that client does not show."""
 
 import asyncio
 from collections.abc import AsyncIterator

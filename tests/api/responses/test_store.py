@@ -59,7 +59,7 @@ async def test_a_deleted_response_counts_while_others_continue_it() -> None:
     assert (stored(store, "a", "b", "c"), store.bytes) == ([False, True, True], 90)
     store.delete(OWNER, "b")
     assert store.bytes == 60
-    keep(store, "d", 50, second)  # It continues "a" too, through "b".
+    keep(store, "d", 50, second)  # "d" continues "b", and through "b" also "a"
     assert (stored(store, "c", "d"), store.bytes) == ([False, False], 0)
     assert third.refcount == second.refcount == first.refcount == 0
 

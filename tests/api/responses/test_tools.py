@@ -92,7 +92,7 @@ async def test_a_response_is_the_same_streamed_and_not(
 
 
 def check_events(events: list[Any], final: Response) -> None:
-    """Check that each item is opened, filled by deltas and closed before the next, and that its deltas add up to it."""
+    """Check that events open each item, fill it with deltas that add up to it, and close it before the next item."""
     for index, item in enumerate(final.output):
         own = [event for event in events if getattr(event, "output_index", None) == index]
         kinds = [event.type.removeprefix("response.") for event in own]
@@ -290,7 +290,7 @@ async def test_the_tools_that_codex_sends() -> None:
 
 
 async def test_ids_begin_as_clients_expect() -> None:
-    """langchain continues a response only if its id has this prefix."""
+    """langchain continues a response only if the response's id begins with resp_."""
     async with client(THOUGHT + "I look." + CALL) as (api, _):
         response = await api.responses.create(model="fake", input="hi", tools=[WEATHER])
     assert response.id.startswith("resp_")

@@ -1,4 +1,4 @@
-"""Readers of a transcript: at any time, and however the output is split, they see one numbered stream of events."""
+"""Readers of a transcript: whenever they read and however the output is split, they see one numbered event stream."""
 
 from collections import defaultdict
 from typing import Any

@@ -1,4 +1,4 @@
-"""Conversations that exceed the model's length, and counting a prompt's tokens without running it."""
+"""Conversations that exceed the model's length, and endpoints that count a prompt's tokens without running it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -107,7 +107,7 @@ async def test_a_refusal_of_the_template_is_not_retried_with_fewer_messages() ->
 
 
 def test_where_a_conversation_may_be_cut() -> None:
-    """In steps of 150 bytes; before each message of a user; before any message but the result of a call."""
+    """A cut is at one user message per 150 bytes, at any user message, or at any message but a tool's result."""
     roles = ["user", "assistant", "tool", "assistant", "user", "assistant", "user", "user"]
     messages = [says(role, "x" * 30) for role in roles]
     steps, users, others = ways_to_cut(messages, 150)

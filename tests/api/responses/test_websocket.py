@@ -145,7 +145,7 @@ async def test_cancel() -> None:
 
 
 async def test_lanes() -> None:
-    """Responses of one lane run one after another, those of two lanes at the same time."""
+    """Responses of one lane (`stream_id`) run one after another, responses of two lanes at the same time."""
     async with serving() as served, served.client.ws_connect(PATH) as socket:
         served.ring.pause = 0.005
         for lane, text in (("x", "1"), ("x", "2"), ("y", "3")):
@@ -188,7 +188,7 @@ async def test_a_slow_reader_gets_merged_deltas() -> None:
             at_server.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, 8192)
             await create(socket, input="a")
             await socket.receive(10)
-            # aiohttp's client stops reading its socket when the data that it has read is not consumed.
+            # The test consumes nothing, so aiohttp's client stops reading its socket, and deltas collect in the server.
             for _ in range(3000):
                 if not served.ring.open:
                     break
@@ -207,7 +207,7 @@ async def test_pings_are_answered_and_dead_clients_are_cut_off() -> None:
         served.ring.held = True
         await create(socket, input="a")
         await served.ring.until(lambda: served.ring.open)
-        await served.ring.until(served.ring.aborted)  # The server's pings were not answered.
+        await served.ring.until(served.ring.aborted)  # the client no longer answers pings
 
 
 async def test_api_keys_and_subprotocols() -> None:

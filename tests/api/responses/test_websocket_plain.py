@@ -20,7 +20,7 @@ from tests.api.server_process import SERVE, ServerProcess
 pytestmark = pytest.mark.anyio
 
 CHATS, TURNS = 200, 3
-LETTERS = [chr(code) for code in range(ord("!"), ord("~") + 1)]  # A letter's index is its token.
+LETTERS = [chr(code) for code in range(ord("!"), ord("~") + 1)]  # a letter's index is its token
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}:{{ message.content }};{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -43,7 +43,7 @@ def expected_text(prompt: str, count: int) -> str:
 
 
 async def create(socket: ClientConnection, **body: Any) -> list[Any]:
-    """Create a response; return its events, or one error."""
+    """Create a response over the websocket; return its events, or one error event."""
     await socket.send(json.dumps({"type": "response.create", "temperature": 0, **body}))
     events = []
     while True:
@@ -57,7 +57,7 @@ def deltas_of(events: list[Any]) -> list[str]:
 
 
 async def chat(server: ServerProcess, number: int) -> int:
-    """Talk, and check every letter; return how many tokens came from the cache."""
+    """Run all turns of a chat, check every letter of the answers, and return how many prompt tokens were cached."""
     chance, whole, cached = random.Random(number), "", 0
     _, session = await asyncio.to_thread(server.post, "/v1/sessions", {})
     async with connect(f"ws{server.url.removeprefix('http')}/v1/responses", open_timeout=60) as socket:

@@ -19,7 +19,7 @@ FEW, MANY = 20, 200
 
 
 def full_store(sessions: int, files: SessionFiles | None = None) -> SessionStore:
-    """Return a full store. Half of its sessions belong to b"own"."""
+    """Return a full store. Half of its sessions belong to the owner b"own", half to b"other"."""
     store = SessionStore(sessions, 3600.0, mock.Mock(), files, disk_cap=1 << 30)
     for number in range(sessions):
         store.create(b"own" if number % 2 else b"other", f"s{number}")

@@ -32,12 +32,12 @@ class Talk:
     texts: list[str] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     position: int = 0
-    unsure: str | None = None  # the message of a last turn whose end was not read
-    suspended: int | None = None  # acknowledged position of its state on the disk, if no turn came after
+    unsure: str | None = None  # message of a last turn that may not be saved, because its end was not read
+    suspended: int | None = None  # position of the state that a suspend has stored on disk, if no turn came after
 
 
 class Crashes:
-    """A server that is killed again and again, and a reference server that is not and must give the same answers."""
+    """A server that is killed again and again, and a reference server that is not; both must give the same answers."""
 
     def __init__(self, folder: Path, reference: ServerProcess, seed: int) -> None:
         self.resumed: Counter[str] = Counter()
@@ -49,7 +49,7 @@ class Crashes:
         self._talks: list[Talk] = []
 
     def round(self) -> None:
-        """Start the server, check and continue all sessions, and kill it in the middle of something."""
+        """Start the server, check and continue all sessions, and kill the server during turns or file writes."""
         with suppress(Killed), ServerProcess(self._options) as server:
             for talk in self._talks:
                 self._check(server, talk)
@@ -64,7 +64,7 @@ class Crashes:
             raise Killed
 
     def end(self) -> None:
-        """Do the same once more, with a regular shutdown."""
+        """Start the server, check and continue all sessions, and shut the server down regularly."""
         with ServerProcess(self._options) as server:
             for talk in self._talks:
                 self._check(server, talk)
@@ -75,7 +75,7 @@ class Crashes:
         return Talk(here, there)
 
     def _check(self, server: ServerProcess, talk: Talk) -> None:
-        """Check that every acknowledged turn is there, and an unsure one is there whole or not at all."""
+        """Check that acknowledged turns are there, and a turn whose end was not read is there whole or not at all."""
         turns = server.get(talk.path)["turns"]
         if talk.unsure is not None and len(turns) == len(talk.texts) + 1:
             talk.texts.append(talk.unsure)
@@ -104,7 +104,7 @@ class Crashes:
         talk.position, talk.suspended = answer["position"], None
 
     def _has_twin(self, talk: Talk) -> bool:
-        """Whether another session has the same messages. Its state may be in a higher tier than the disk."""
+        """Return whether another session begins with the same messages; its state may be in a tier above the disk."""
         return any(other is not talk and other.texts[: len(talk.texts)] == talk.texts for other in self._talks)
 
     def _suspend(self, server: ServerProcess, talk: Talk) -> None:
@@ -125,7 +125,7 @@ class Crashes:
             thread.join()
 
     def _kill_in_writes(self, server: ServerProcess) -> None:
-        """Kill while a state file is half written, or about then."""
+        """Kill the server while a state file is half written, or after 5 to 200 ms if no such file appears."""
         talks = [talk for talk in self._talks if talk.suspended is None]
         threads = [threading.Thread(target=self._suspend_or_die, args=(server, talk)) for talk in talks]
         for thread in threads:

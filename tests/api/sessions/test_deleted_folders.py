@@ -48,7 +48,7 @@ def place(root: Path, what: str) -> Path:
 
 
 async def after_a_kill(root: Path, session: str) -> Any:
-    """Return the session as a server finds it that starts on a copy of the folder as it is now."""
+    """Return the session that a server finds if it starts now, on a copy of the folder."""
     copy = root / "copy"
     shutil.copytree(root / "dir", copy)
     try:
@@ -111,7 +111,10 @@ async def test_an_older_copy_that_is_put_back_is_not_continued(tmp_path: Path) -
 async def test_a_turn_during_a_deletion_is_saved_whole_or_a_507(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, times: int, before: bool, whole: bool
 ) -> None:
-    """It is deleted before or after each of the first `times` syncs. whole: in a turn that writes the whole log."""
+    """The turn is saved whole or a 507 if `what` is deleted before or after each of the first `times` syncs.
+
+    whole: the turn writes the whole log.
+    """
     fsync, left = os.fsync, 0
 
     def going(descriptor: int) -> None:
@@ -225,7 +228,7 @@ async def test_files_are_not_written_after_another_server_took_only_the_lock(tmp
 async def test_a_turn_during_which_another_server_takes_the_folder_is_a_507(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other server has read the log by then."""
+    """The other server read the log before the turn was saved, and would not know the turn."""
     fsync, others = os.fsync, list[SessionFiles]()
 
     def taking(descriptor: int) -> None:
@@ -293,7 +296,7 @@ def test_a_second_server_does_not_start_on_a_folder_that_was_made_again(tmp_path
 
 
 def test_a_server_whose_states_and_logs_are_deleted_gives_the_same_answers(tmp_path: Path) -> None:
-    """This also holds after a kill. Deleted states are computed again."""
+    """The answers are the same, also after a kill: deleted states are computed again."""
     path, texts = tmp_path / "dir", ("My name is Anna.", "What is 3 plus 4?", "What is my name?", "What is 9 plus 8?")
     with ServerProcess([*SERVE, *SMALL]) as reference:
         post_ok(reference, SESSIONS, {"id": "s"})

@@ -65,7 +65,7 @@ async def test_without_a_folder_saved_is_null() -> None:
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The files that have been synced. Each sync is slowed down."""
+    """Return the set of files that have been synced, and slow down each sync by 50 ms."""
     done: set[str] = set()
     fsync = os.fsync
 
@@ -240,12 +240,12 @@ def test_a_turn_that_sigterm_interrupts_is_there_after_a_restart(tmp_path: Path)
     assert turn["text"] and REPLY.startswith(turn["text"])
 
 
-# A disk that fails
+# Tests with a disk that fails
 
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """A switch: [True] makes every sync fail."""
+    """Return a switch, a list: while its element is True, every sync fails."""
     broken, fsync = [False], os.fsync
 
     def sync(descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""The folder of --session-dir: one holder, private, no lost or partial turns. And the writing of logs to files."""
+"""The folder of --session-dir: one holder, private, no lost or partial turns. Also how logs are written to files."""
 
 import asyncio
 import errno
@@ -157,7 +157,7 @@ pytest_anyio = pytest.mark.anyio
 
 
 class Log:
-    """The records of a session, and its saver."""
+    """A session's log records, and the saver that writes them to files."""
 
     def __init__(self, files: SessionFiles, cap: int = 2**30) -> None:
         self.records: list[LogRecord] = [HEADER]

@@ -1,4 +1,4 @@
-"""Sessions on a real server: every token of every turn is right, and a turn costs its new tokens only."""
+"""Sessions on a real server: every token of every turn is right, and a turn computes only its new tokens."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ TURNS = 8
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of the hash family."""
+    """Make a checkpoint of the hash family."""
     folder: Path = tmp_path_factory.mktemp("hash")
     write_tokenizer(folder)
     config = {"model_type": "hash", "vocab_size": VOCABULARY, "chunk_size": 8, "max_position_embeddings": 4096}
@@ -33,7 +33,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Client:
-    """A session whose every answer is checked against the hash model and this copy of the log."""
+    """A client of one session, which checks every answer with the hash model and its own copy of the log."""
 
     def __init__(self, http: aiohttp.ClientSession, session: str, log: list[int], ends: dict[int, int]) -> None:
         self.http = http
@@ -57,7 +57,7 @@ class Client:
         return cached(answer)
 
     async def leave_turn(self, ids: list[int], events: int) -> None:
-        """Disconnect in the middle of an answer, then fetch where the session stands."""
+        """Disconnect during an answer, then check that the session kept the tokens up to there."""
         body = {"input_ids": ids, "max_tokens": 200, "ignore_eos": True, "temperature": 0, "stream": True}
         async with self.http.post(f"{self.path}/turns", json=body) as response:
             assert response.status == 200
@@ -117,7 +117,8 @@ async def test_a_turn_computes_its_own_tokens_only(roomy: ServerProcess) -> None
         assert await client.turn(some(chance), 5) == 0
         for count in (1, 7, 30, 2, 60):
             known = len(client.log)
-            # The last token of a turn that ended at its limit is read in the next turn.
+            # A turn that ends at max_tokens leaves its last token to the next turn, so that token is perhaps not
+            # cached.
             assert await client.turn(some(chance), count) >= known - 1
         for number in (2, 4):
             fork = await client.fork(number)

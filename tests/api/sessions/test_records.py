@@ -1,4 +1,4 @@
-"""The format of session files: records are read back, wherever the file is cut off or damaged."""
+"""The format of session files: intact records are read back, wherever a file is cut off or damaged."""
 
 import random
 from dataclasses import replace
@@ -73,7 +73,7 @@ def test_a_turn_survives() -> None:
 
 
 def test_integers_of_any_size_survive() -> None:
-    """Arguments of tool calls may contain them."""
+    """Arguments of tool calls may contain integers of any size."""
     numbers = [2**64, -(2**63) - 1, 10**300, 2**64 - 1, True]
     call = {"function": {"name": "send", "arguments": {"wei": numbers, "of": {"x": -(10**30)}}}}
     original = replace(

@@ -1,4 +1,4 @@
-"""Refusals of sessions: while loading, after another turn, for a wrong id; and errors that say not to retry."""
+"""Refused session requests: during loading, after another turn, with a wrong id; and errors that say not to retry."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sessions over HTTP with a fake ring: the log after every kind of end, and what is allowed when."""
+"""Sessions over HTTP with a fake ring: the log after every kind of end, and which requests are allowed when."""
 
 import asyncio
 from typing import Any
@@ -82,7 +82,7 @@ async def test_a_chat_turn_extends_the_history_or_reports_where_it_continues() -
     assert sent[1] == sent[0] + b"Hello\nuser:y\nassistant:"
     assert sent[2] == sent[1] + REPLY.encode() + b"\nuser:z\nassistant:"
     assert second["start"] == second["history"] == first["position"]
-    # This template does not render the token that ended the second answer.
+    # This template does not render the token that ended the second answer, so the third turn starts one token earlier.
     assert third["start"] == third["history"] - 1 == second["position"] - 1
 
 
@@ -242,7 +242,7 @@ async def test_fork_and_rewind() -> None:
         assert (back["turn"], back["position"]) == (1, ends[0])
         again = await turn(served, session, text="e", max_tokens=1)
         assert bytes(prompts(served.ring)[-1]) == b"aHee"
-        assert again["turn"] == 4  # Not 2: numbers are not used twice, so that they always name the same turn.
+        assert again["turn"] == 4  # not 2: turn numbers are never used again, so that each always names the same turn
         assert (await served.error(f"{session}/turns", {"text": "f", "after": 3}))[1]["code"] == "session_moved_on"
         assert (await served.error(f"{session}/rewind", {"turn": 2}))[1]["code"] == "unknown_turn"
         assert (await served.error(f"{session}/fork", {"turn": 9}))[1]["code"] == "unknown_turn"

@@ -1,4 +1,4 @@
-"""Names of sessions sent to the ring, and the reported places of their states."""
+"""Names of sessions that are sent to the ring, and the tiers that are reported for their states."""
 
 import asyncio
 from pathlib import Path

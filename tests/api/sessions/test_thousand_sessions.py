@@ -1,4 +1,4 @@
-"""Far more sessions than slots, on a real hybrid: every turn is right, and after their deletion nothing is held."""
+"""Far more sessions than slots, on a real hybrid model: every turn is right, and deleting all sessions frees all."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ SLOTS, PAGES, TURNS, AT_ONCE = 16, 220, 3, 16
 POOLS = ["--state-slots", str(SLOTS), "--kv-pages", str(PAGES), "--page-size", "8", "--step-tokens", "96"]
 POOLS += ["--host-memory", "8M"]
 HOST_MEMORY, GROWTH_MIB = 8 << 20, 64
-# transformers sums in another order, so a token with a logit this close to its best is accepted.
+# transformers sums in another order, so a token whose logit is within TIE of the best one is accepted.
 TIE = 1e-3
 
 
@@ -36,8 +36,8 @@ class Session:
     def __init__(self, http: aiohttp.ClientSession, id: str) -> None:
         self.path = f"/v1/sessions/{id}"
         self.log: list[int] = []
-        self.sampled: list[int] = []  # indices of the tokens that the model sampled
-        self.cached = 0  # tokens that were not computed again
+        self.sampled: list[int] = []  # indices in `log` of the tokens that the model sampled
+        self.cached = 0  # prompt tokens that came from the cache
         self._http = http
         self._one_at_a_time = asyncio.Lock()
 
@@ -86,7 +86,7 @@ async def test_every_turn_is_right_and_nothing_is_held_at_the_end(oracle: Oracle
 
 
 async def take_turns(http: aiohttp.ClientSession, sessions: list[Session]) -> None:
-    """Run three turns of each session, in random order, AT_ONCE at a time. Slots and pages must always add up."""
+    """Run three turns of each session, in random order, AT_ONCE at a time; check the totals of slots and pages."""
     chance = random.Random(len(sessions))
     order = sessions * TURNS
     chance.shuffle(order)
@@ -109,7 +109,7 @@ async def delete_all(http: aiohttp.ClientSession, sessions: list[Session]) -> No
 
 
 def check_nothing_is_held(server: ServerProcess) -> None:
-    """Check that no loan and no pin is left, so that a flush frees everything."""
+    """Check that no loan and no pin is left, and that a flush frees every slot and page."""
     assert {slot["loans"] for slot in server.get("/debug/slots")} == {0}
     assert {node["pins"] for node in server.get("/debug/tree")} <= {0}
     assert server.post("/flush_cache", {})[0] == 200
@@ -119,7 +119,7 @@ def check_nothing_is_held(server: ServerProcess) -> None:
 
 
 async def sizes(http: aiohttp.ClientSession) -> tuple[int, int]:
-    """Return the number of slots in all places, and of pages in all uses."""
+    """Return the total of the slot gauges, and the total of the page gauges."""
     async with http.get("/server_info") as response:
         gauges = (await response.json())["gauges"]
     return sum(gauges["slots"].values()), sum(gauges["pages"].values())

@@ -1,4 +1,4 @@
-"""Hashes of histories in trace files: they show equal beginnings, and nothing that could be looked up."""
+"""Hashes of histories in trace files: they show equal beginnings, but tokens cannot be looked up from a hash."""
 
 from msgspec.structs import replace
 

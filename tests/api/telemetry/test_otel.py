@@ -196,7 +196,7 @@ async def test_streams_are_spans_like_answers() -> None:
 
 
 class Collector(ThreadingHTTPServer):
-    """A collector that keeps everything posted to it."""
+    """An OpenTelemetry collector that stores everything posted to it."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, bytes]] = []

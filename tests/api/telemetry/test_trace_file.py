@@ -55,7 +55,7 @@ def test_it_is_written_while_the_server_runs(tmp_path: Path) -> None:
 
 
 class Held(TraceFile):
-    """A trace file whose writer waits for `go`."""
+    """A trace file whose writing thread waits until `go` is set."""
 
     def __init__(self, path: Path, capacity: int) -> None:
         self.go = threading.Event()
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_opened_is_named() -> None:
 
 @pytest.mark.anyio
 async def test_the_ledger_rebuilt_from_the_file_is_the_servers(tmp_path: Path) -> None:
-    """Check it while the server idles, after finished, abandoned and aborted requests; then check the whole file."""
+    """The ledger rebuilt from a trace file equals the server's, after finished, abandoned and aborted requests."""
     log = tmp_path / "log"
     checkpoint = make_checkpoint(tmp_path, delay_ms=[0, 1])
     with ServerProcess([*SERVE, str(checkpoint), *SMALL, "--trace-file", str(log)]) as server:

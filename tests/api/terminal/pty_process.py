@@ -17,7 +17,7 @@ CTRL_C, CTRL_D, UP, CTRL_U = "\x03", "\x04", "\x1b[A", "\x15"
 PATIENCE_S = 60.0
 READING_S = 0.3
 OWN_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
-# Restores SIGINT: a parent that ignores it, as a shell does for background jobs, passes that on.
+# Run a module with Python's own SIGINT handler: the child of a parent that ignores SIGINT would ignore it too.
 RUN = """\
 import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -28,7 +28,10 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
 class PtyProcess:
-    """`with PtyProcess(module and arguments, environment) as it:`; killed at the end if it still runs."""
+    """A program on a pseudo-terminal, for use as `with PtyProcess(arguments, environment) as it:`.
+
+    arguments: a module and its arguments. The program is killed at the end of the block if it still runs.
+    """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self._master, slave = pty.openpty()
@@ -64,7 +67,7 @@ class PtyProcess:
         os.write(self._master, keys.encode())
 
     def interrupt_reading(self) -> None:
-        """Press Ctrl-C while it waits for a key. Between two keys CPython's readline would not notice it at once."""
+        """Press Ctrl-C while the program waits for a key. Between two keys, CPython's readline would notice it late."""
         time.sleep(READING_S)
         self.press(CTRL_C)
 
@@ -72,7 +75,7 @@ class PtyProcess:
         self.press(line + "\r")
 
     def expect(self, text: str) -> str:
-        """Wait for `text` after the previously expected one, and return the output up to its end."""
+        """Wait until `text` follows the previously expected text, and return the output between, with `text`."""
         deadline = time.monotonic() + PATIENCE_S
         while (found := self.shown.find(text, self._seen)) < 0:
             assert time.monotonic() < deadline and self._read(deadline), f"no {text!r} in {self.shown!r}"

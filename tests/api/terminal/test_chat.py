@@ -43,7 +43,10 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def say(server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """A function that types lines, calls the callables among them, and returns exit code, standard output and error."""
+    """Return a function that types lines into the chat, calls callables between them, and returns exit code and output.
+
+    The output is two strings: standard output and standard error.
+    """
 
     def run(*lines: str | Callable[[], object], **options: Any) -> tuple[int, str, str]:
         typed = iter(lines)
@@ -64,7 +67,7 @@ def say(server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 @pytest.fixture
 def typed_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Standard input is a terminal, without readline."""
+    """Make standard input a terminal, without readline."""
     terminal = StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", terminal)
@@ -225,7 +228,7 @@ def test_a_deleted_session_is_replaced_by_a_new_one(server: ServerProcess, say: 
 def test_a_turn_whose_end_was_lost_is_not_sent_twice(
     server: ServerProcess, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection breaks before the end, and the server is unreachable until the line is sent again."""
+    """The connection breaks before the turn's end, and the server is unreachable until the line is entered again."""
     turn, settled = ChatClient.turn, ChatClient.settled
 
     def broken(client: ChatClient, id: str, body: dict[str, Any]) -> Iterator[Event]:
@@ -287,7 +290,7 @@ def test_no_server(say: Say) -> None:
 
 @contextmanager
 def canned(get: bytes, post: bytes) -> Iterator[str]:
-    """Run another server with fixed answers, and yield its URL."""
+    """Run an HTTP server with fixed answers to GET and POST, and yield its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

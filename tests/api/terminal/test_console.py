@@ -24,7 +24,7 @@ def pausing() -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def talk(tmp_path: Path) -> Talk:
-    """A chat whose state folder is tmp_path."""
+    """Return a function that starts a chat whose state folder is tmp_path."""
     return lambda server, *options: PtyProcess(
         ["baton.api.cli", "chat", "--url", server.url, *options], {"XDG_STATE_HOME": str(tmp_path)}
     )

@@ -1,4 +1,4 @@
-"""instructor: an answer of a type by a named tool, whole and in parts."""
+"""instructor: an answer as a typed object, from a named tool, whole and in partial objects."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 
 class weather(BaseModel):
-    """The city of the question."""
+    """The city that the question asks about."""
 
     city: str
 
@@ -19,6 +19,6 @@ client = instructor.from_openai(
 )
 fields = {"model": "scripted", "messages": [{"role": "user", "content": "How is the weather in Köln?"}]}
 whole = client.chat.completions.create(response_model=weather, max_retries=0, **fields)
-# With another name for the tool the forced call is not the scripted one, so only its keys are checked.
+# create_partial gives the tool another name, so the answer is not the scripted one. Check only its keys.
 parts = list(client.chat.completions.create_partial(response_model=weather, max_retries=0, **fields))
 print(json.dumps({"structured": whole.model_dump(), "in parts": list(parts[-1].model_dump())}))

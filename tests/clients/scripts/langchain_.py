@@ -16,7 +16,7 @@ def weather(city: str) -> str:
 
 
 class Weather(BaseModel):
-    """The city of the question."""
+    """The city that the question asks about."""
 
     model_config = {"title": "weather"}
     city: str
@@ -60,6 +60,6 @@ outputs = {
     for stream in (False, True)
 }
 outputs["structured"] = structured(url, method="function_calling")
-# The default method uses a schema, which forces an answer that is not the scripted one; only its keys are checked.
+# The default method forces an answer by a JSON schema, which is not the scripted answer. Check only its keys.
 outputs["by schema"] = list(structured(url))
 print(json.dumps(outputs))

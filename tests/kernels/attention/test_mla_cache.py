@@ -24,7 +24,10 @@ def projected_heads(x: Tensor, weight: Tensor, passed: int) -> Tensor:
 
 
 def drawn(seed: int, rows: int, heads: int, sizes: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return random x and weight. sizes: inputs, outputs, and columns after the inputs."""
+    """Return random x [rows, heads, inputs + passed] and weight [heads, outputs, inputs].
+
+    sizes: (inputs, outputs, passed); `passed` columns follow the inputs in each row of x.
+    """
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, heads, sizes[0] + sizes[2], generator=g).to(dtype)
     return x, torch.randn(heads, sizes[1], sizes[0], generator=g).to(dtype)

@@ -27,7 +27,7 @@ class Batch:
 
 
 def attend_by_definition(query: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
-    """Compute the attention of each query [L, heads, d] over keys and values [start + L, kv_heads, …], one by one."""
+    """Compute the attention of L queries [L, heads, d] over keys and values [start + L, kv_heads, …], one by one."""
     outputs = torch.empty(*query.shape[:2], values.shape[2])
     for place in range(len(query)):
         for head in range(HEADS):
@@ -41,7 +41,7 @@ def attend_by_definition(query: Tensor, keys: Tensor, values: Tensor, start: int
 def drawn(seed: int, value_width: int, are_values_of_keys: bool) -> Batch:
     """Return a random batch, in which page entries that belong to no segment are NaN.
 
-    are_values_of_keys: the values are the first columns of the keys.
+    are_values_of_keys: if true, the values are the first columns of the keys.
     """
     torch.manual_seed(seed)
     table = torch.randperm(7 * 12).view(7, 12).int()

@@ -24,7 +24,7 @@ class Layout:
     page_size: int
     segments: list[tuple[int, int]]  # (start, length)
     lacking: int = 0  # columns by which values are narrower than keys
-    apart: bool = False  # values are the first columns of pages as wide as the keys'
+    apart: bool = False  # if true, value pages are as wide as key pages, and values are their first columns
 
 
 LAYOUTS = st.builds(
@@ -46,7 +46,7 @@ LATENTS = Layout(1, 32, 576, 16, [(0, 20), (70, 1), (130, 3)], 64, apart=True)
 
 @dataclass(frozen=True)
 class Given:
-    """A batch. Page entries that belong to no segment are NaN. A page's keys and values follow another layer's."""
+    """A batch. Page entries that belong to no segment are NaN. In each page, another layer's entries come first."""
 
     query: Tensor
     keys: Tensor
@@ -63,11 +63,11 @@ class Given:
         return attended
 
     def tolerance(self) -> float:
-        """Return by how much two orders of summation may differ in float32, whatever the machine's vectors are.
+        """Return how far two orders of summation may differ in float32, for vectors of any length in the machine.
 
         A score adds up `width` products, so its rounding error is about eps·scale·|query|·|key|, and a softmax weight
-        has that error relatively. The output adds up one weighted value a token: another eps·√tokens. Both scale with
-        the largest value.
+        has this as its relative error. The output adds up one weighted value a token, which adds an error of
+        eps·√tokens. Both errors scale with the largest value.
         """
         query, key = (heads.nan_to_num(0.0).norm(dim=-1).max() for heads in (self.query, self.keys))
         tokens = max(
@@ -107,7 +107,7 @@ def drawn(s: Layout, dtype: torch.dtype) -> Given:
 
 
 def own_pages(values: Tensor) -> Tensor:
-    """Return the same values in pages of their own, which follow another layer's pages."""
+    """Copy values to pages of their own, in which each page's values come after another layer's, which are NaN."""
     return torch.stack([torch.full_like(values, torch.nan), values], 1)[:, 1]
 
 

@@ -76,7 +76,7 @@ class DeltaNet:
         return replace(self, conv_pools=self.conv_pools.clone(), state_pools=pools)
 
     def alone(self, slot: int) -> "DeltaNet":
-        """Return a copy in which all slots but one are NaN."""
+        """Return a copy in which all slots but `slot` are NaN."""
         net = self.again()
         others = [other for other in range(len(self.state_pools)) if other != slot]
         net.conv_pools[others] = torch.nan
@@ -111,7 +111,7 @@ def slots_of(rows: int, slots: int, seed: int = 0) -> Tensor:
 
 
 def assert_same_to_rounding(found: DeltaNet, y: Tensor, expected: DeltaNet, exact: Tensor) -> None:
-    """Compare outputs and pools: states to rounding; the convolution pools and other layers' states bit by bit."""
+    """Check outputs and states up to rounding, and the convolution pools and other layers' states bit by bit."""
     tolerance = 3e-5 if y.dtype == F32 else 2**-7
     torch.testing.assert_close(y, exact, rtol=tolerance, atol=tolerance * max(1.0, float(exact.abs().max())))
     tolerance = 2e-5 if found.state_pools.dtype == F32 else 2**-7
@@ -129,13 +129,13 @@ def assert_only_written(found: DeltaNet, before: DeltaNet, slots: list[int]) -> 
 
 
 def magnification(state: Tensor, rms: Tensor, shortest: Tensor) -> Tensor:
-    """Return by how much a net's output magnifies rounding: [H, 1].
+    """Return the factor by which a net magnifies rounding errors in its output, for each of H heads: [H, 1].
 
-    The norm magnifies that of its input, a sum of products of state and query that may cancel. Dividing a short query
-    or key by its length magnifies that of the convolution.
+    The norm magnifies the error of its input, a sum of products of state and query that may cancel. Dividing a short
+    query or key by its length magnifies the error of the convolution.
 
-    state: [H, P, N], after the token.
-    rms: [H, 1], of the norm's input.
+    state: [H, P, N] with P numbers of a value and N of a key, after the token.
+    rms: [H, 1], root mean square of the norm's input.
     shortest: the smallest length of a query or key so far.
     """
     products = state.norm(dim=-1).amax(1, keepdim=True) * state.shape[-1] ** -0.5

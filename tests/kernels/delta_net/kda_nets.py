@@ -61,7 +61,7 @@ class KdaNet:
         return replace(self, conv_pools=self.conv_pools.clone(), state_pools=pools)
 
     def alone(self, slot: int) -> "KdaNet":
-        """Return a copy in which all slots but one are NaN."""
+        """Return a copy in which all slots but `slot` are NaN."""
         net = self.again()
         others = [other for other in range(len(self.state_pools)) if other != slot]
         net.conv_pools[others] = torch.nan
@@ -72,7 +72,7 @@ class KdaNet:
 def drawn(
     s: KdaLayout, tokens: int, slots: int, dtype: torch.dtype = F32, seed: int = 0, states: torch.dtype = F32
 ) -> KdaNet:
-    """Draw a layer whose channels decay by anything between almost nothing and about e^-16 per token."""
+    """Draw a layer whose channels decay at each token by a factor between almost 1 and about e^-16."""
     g = torch.Generator().manual_seed(seed)
     constants = KdaConstants(
         taps=torch.randn(s.kernel, s.channels, generator=g) / s.kernel,
@@ -97,7 +97,7 @@ def slots_of(rows: int, slots: int, seed: int = 0) -> Tensor:
 
 
 def assert_same_to_rounding(found: KdaNet, y: Tensor, expected: KdaNet, exact: Tensor) -> None:
-    """Compare outputs and pools: states to rounding; the convolution pools and other layers' states bit by bit."""
+    """Check outputs and states up to rounding, and the convolution pools and other layers' states bit by bit."""
     tolerance = 3e-5 if y.dtype == F32 else 2**-7
     torch.testing.assert_close(y, exact, rtol=tolerance, atol=tolerance * max(1.0, float(exact.abs().max())))
     tolerance = 2e-5 if found.state_pools.dtype == F32 else 2**-7

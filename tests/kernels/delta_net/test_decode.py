@@ -1,4 +1,4 @@
-"""The gated delta net of decoding rows in C++ equals the composed references."""
+"""The gated delta net of decoding rows, fused in C++, equals its operations' references, run one after another."""
 
 import pytest
 import torch
@@ -102,7 +102,7 @@ def test_denormal_states_become_zero_and_the_callers_setting_stays() -> None:
 
 @pytest.mark.usefixtures("target")
 def test_gates_far_from_zero() -> None:
-    """Saturate sigmoid and softplus: nothing is written, or values are replaced, or the state is forgotten."""
+    """With saturated gates, nothing is written, or values are replaced, or the state is forgotten."""
     found, slots = drawn(TYPICAL, 4, 6), slots_of(4, 6)
     gates = found.projected[:, -2 * TYPICAL.all_heads :]
     gates[:] = torch.tensor([-200.0, 200.0]).repeat_interleave(TYPICAL.all_heads)

@@ -93,7 +93,7 @@ def drawn(s: Sizes, tokens: int, slots: int, seed: int = 0, dtype: torch.dtype =
 def definition(net: Net, slot: int) -> tuple[Tensor, Tensor]:
     """Return y for `projected` as one sequence that continues the state in `slot`, token by token in float64.
 
-    Also return by how much rounding is magnified.
+    Also return the factor by which rounding errors are magnified.
     """
     s, c = net.sizes, net.constants
     inner = s.heads * s.width
@@ -137,7 +137,7 @@ def test_a_prefill_equals_the_definition(sizes: Sizes, tokens: int, seed: int) -
 @many
 @given(sizes=SIZES, packed=packs(), seed=st.integers(0, 9))
 def test_decoding_token_by_token_equals_a_prefill(sizes: Sizes, packed: Packed, seed: int) -> None:
-    """Compare outputs, states and the convolution's history, at each segment's end and at every checkpoint."""
+    """Outputs, states and the convolution's history agree at each segment's end and at every checkpoint."""
     filled = drawn(sizes, packed.tokens, packed.pool_size, seed)
     decoded = filled.again()
     y = filled.prefill(packed)

@@ -20,7 +20,7 @@ many = settings(max_examples=40, deadline=None)
 
 @dataclass
 class Rule:
-    """The inputs of the rule for some tokens, and the pool that it updates."""
+    """Inputs of the gated delta rule for some tokens, and the state pool that the rule updates."""
 
     q: Tensor
     k: Tensor
@@ -39,7 +39,7 @@ class Rule:
         return delta_update(self.q, self.k, self.v, self.g, self.beta, self.pool, *at)
 
     def rows(self, rows: slice) -> "Rule":
-        """Return these tokens' rule, with the same pool."""
+        """Return the inputs of these tokens, with the same pool."""
         return Rule(self.q[rows], self.k[rows], self.v[rows], self.g[rows], self.beta[rows], self.pool)
 
     def over(self, pool: Tensor) -> "Rule":
@@ -56,7 +56,7 @@ def drawn(
     width: int = 5,
     fall: float = 1,
 ) -> Rule:
-    """Draw a rule of which every other head decays, with g between -fall / 2 and 0; the other heads have g = 0."""
+    """Draw inputs. Every second head decays, with g between -fall / 2 and 0; the remaining heads have g = 0."""
     gen = torch.Generator().manual_seed(seed)
     heads = keys * ratio
     decays = torch.arange(heads) % 2
@@ -71,7 +71,10 @@ def drawn(
 
 
 def recurrence(rule: Rule, packed: Packed) -> tuple[Tensor, Tensor]:
-    """Return o [T, Hv, Dv] and the pool afterwards, by the definition: S ← S·(e^g·(I − beta·k·kᵀ)) + beta·v·kᵀ."""
+    """Return o [tokens, value heads, value size] and the updated pool, by definition.
+
+    The state S becomes S·(e^g·(I − beta·k·kᵀ)) + beta·v·kᵀ.
+    """
     pool, o = rule.pool.double(), torch.empty(rule.v.shape, dtype=torch.float64)
     ratio, identity = rule.v.shape[1] // rule.k.shape[1], torch.eye(rule.k.shape[2], dtype=torch.float64)
     for segment, slot in enumerate(packed.slots):
@@ -114,7 +117,7 @@ def test_unit_length() -> None:
 def test_chunks_equal_the_recurrence_at_every_checkpoint(
     packed: Packed, keys: int, ratio: int, size: int, width: int, fall: float, seed: int
 ) -> None:
-    """Cover new and resumed segments, shared key heads, odd sizes, and decays from none to nearly everything."""
+    """Chunks equal the recurrence for new and resumed segments, shared key heads, odd sizes, weak and strong decays."""
     rule = drawn(packed.tokens, packed.pool_size, seed, keys, ratio, size, width, fall)
     o, pool = recurrence(rule, packed)
     assert_close(rule.prefill(packed), o)

@@ -17,12 +17,12 @@ from tests.kernels.packing import Packed, pack, random_packed
 F32, BF16 = torch.float32, torch.bfloat16
 many = settings(max_examples=40, deadline=None)
 FALLS = ([0.0], [1.0], [60.0], [0.0, 1e-4, 0.1, 3.0, 90.0, 1e4])
-"""Lists from which each channel draws -g's upper bound: no decay, usual, nearly everything, and all of them mixed."""
+"""Lists of upper bounds of -g, one drawn for each channel: no decay, usual decay, nearly full decay, all mixed."""
 
 
 @dataclass
 class ChannelRule:
-    """The inputs of the rule for some tokens, and the pool that it updates."""
+    """Inputs of Kimi Delta Attention's rule for some tokens, and the state pool that the rule updates."""
 
     q: Tensor
     k: Tensor
@@ -41,7 +41,7 @@ class ChannelRule:
         return delta_update(self.q, self.k, self.v, self.g, self.beta, self.pool, *at)
 
     def rows(self, rows: slice) -> "ChannelRule":
-        """Return these tokens' rule, with the same pool."""
+        """Return the inputs of these tokens, with the same pool."""
         return ChannelRule(self.q[rows], self.k[rows], self.v[rows], self.g[rows], self.beta[rows], self.pool)
 
     def over(self, pool: Tensor) -> "ChannelRule":
@@ -57,7 +57,7 @@ def drawn(
     width: int = 5,
     falls: list[float] = FALLS[1],
 ) -> ChannelRule:
-    """Draw a rule with g between -fall and 0, where each channel has one of the falls."""
+    """Draw inputs with g between -fall and 0; each channel draws its fall from `falls`."""
     gen = torch.Generator().manual_seed(seed)
     fall = torch.tensor(falls)[torch.randint(len(falls), (heads, size), generator=gen)]
     return ChannelRule(
@@ -71,7 +71,10 @@ def drawn(
 
 
 def recurrence(rule: ChannelRule, packed: Packed) -> tuple[Tensor, Tensor]:
-    """Return o [T, H, Dv] and the pool afterwards, by the definition: S ← S·diag(e^g)·(I − beta·k·kᵀ) + beta·v·kᵀ."""
+    """Return o [tokens, heads, value size] and the updated pool, by definition.
+
+    The state S becomes S·diag(e^g)·(I − beta·k·kᵀ) + beta·v·kᵀ.
+    """
     pool, o = rule.pool.double(), torch.empty(rule.v.shape, dtype=torch.float64)
     identity = torch.eye(rule.k.shape[2], dtype=torch.float64)
     for segment, slot in enumerate(packed.slots):
@@ -106,7 +109,7 @@ def assert_close(found: Tensor, exact: Tensor) -> None:
 def test_chunks_equal_the_recurrence_at_every_checkpoint(
     packed: Packed, heads: int, size: int, width: int, falls: list[float], seed: int
 ) -> None:
-    """Cover new and resumed segments, odd sizes, and decays from none to nearly everything, also mixed."""
+    """Chunks equal the recurrence for new and resumed segments, odd sizes, and weak, strong and mixed decays."""
     rule = drawn(packed.tokens, packed.pool_size, seed, heads, size, width, falls)
     o, pool = recurrence(rule, packed)
     assert_close(rule.prefill(packed), o)
@@ -124,7 +127,7 @@ def test_any_chunk_size(chunk_size: int) -> None:
 
 @pytest.mark.parametrize("g", [-88.0, -104.0, -1e4, -1e30])
 def test_the_largest_decays_end_in_zero_and_not_in_nan(g: float) -> None:
-    """Use them for all tokens, and for single tokens among others without decay: e^γ is then 0, and e^-γ would be ∞."""
+    """Such decays, at all tokens or at every ninth, yield 0. (γ is the sum of g: e^γ is 0, but e^-γ would be ∞.)"""
     packed = pack([130], [0], [(0, 64)])
     for tokens in (slice(None), slice(5, None, 9)):
         rule = drawn(130, packed.pool_size)

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention of decoding rows in C++ equals the composed references."""
+"""Kimi Delta Attention of decoding rows, fused in C++, equals its operations' references, run one after another."""
 
 import pytest
 import torch
@@ -102,7 +102,7 @@ def test_denormal_states_become_zero_and_the_callers_setting_stays() -> None:
 
 @pytest.mark.usefixtures("target")
 def test_gates_far_from_zero() -> None:
-    """Saturate sigmoid and softplus: nothing is written, or values are replaced; every other channel is forgotten."""
+    """With saturated gates, nothing is written, or values are replaced, and half the channels are forgotten."""
     found, slots = drawn(TYPICAL, 4, 6), slots_of(4, 6)
     found.projected[:, -TYPICAL.heads :] = torch.tensor([-200.0, 200.0, -200.0, 200.0])[:, None]
     found.forget[:] = torch.tensor([200.0, -200.0]).repeat(TYPICAL.heads * TYPICAL.size // 2)

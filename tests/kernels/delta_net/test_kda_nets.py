@@ -19,7 +19,7 @@ SMALL = KdaLayout(heads=3, width=6, size=8, kernel=4)
 def definition(net: KdaNet, slot: int) -> tuple[Tensor, Tensor]:
     """Return y for all tokens as one sequence that continues the state in `slot`, token by token in float64.
 
-    Also return by how much rounding is magnified.
+    Also return the factor by which rounding errors are magnified.
     """
     s, c = net.layout, net.constants
     inputs, b = net.projected.double().split([s.channels, s.heads], 1)
@@ -61,7 +61,7 @@ def test_a_prefill_equals_the_definition(layout: KdaLayout, tokens: int, seed: i
 @many
 @given(layout=LAYOUTS, packed=packs(), seed=st.integers(0, 9))
 def test_decoding_token_by_token_equals_a_prefill(layout: KdaLayout, packed: Packed, seed: int) -> None:
-    """Compare outputs, states and the convolution's history, at each segment's end and at every checkpoint."""
+    """Outputs, states and the convolution's history agree at each segment's end and at every checkpoint."""
     filled = drawn(layout, packed.tokens, packed.pool_size, seed=seed)
     decoded = filled.again()
     y = filled.prefill(packed, kda_prefill)

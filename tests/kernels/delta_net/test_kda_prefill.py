@@ -1,4 +1,4 @@
-"""Kimi Delta Attention's prefill in C++ equals the composed references."""
+"""Kimi Delta Attention's prefill, fused in C++, equals its operations' references, run one after another."""
 
 from itertools import accumulate
 
@@ -112,7 +112,7 @@ def test_strong_decays_end_in_zero_and_nan_stays_in_its_segment() -> None:
 
 @pytest.mark.usefixtures("target")
 def test_keys_that_repeat_keep_only_the_last_value() -> None:
-    """The worst case for the solution of a block's system: equal keys and no decay, so each value replaces the last."""
+    """Equal keys without decay, so that each value replaces the last, are the worst case for a block's equations."""
     packed = pack([130], [0], [])
     found = drawn(TYPICAL, packed.tokens, packed.pool_size)
     found.constants.A.zero_()

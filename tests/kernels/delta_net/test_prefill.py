@@ -1,4 +1,4 @@
-"""The gated delta net's prefill in C++ equals the composed references."""
+"""The gated delta net's prefill, fused in C++, equals its operations' references, run one after another."""
 
 from itertools import accumulate
 
@@ -107,7 +107,7 @@ def test_strong_decay_ends_in_zero_and_nan_stays_in_its_segment() -> None:
 
 @pytest.mark.usefixtures("target")
 def test_keys_that_repeat_keep_only_the_last_value() -> None:
-    """The worst case for the solution of a chunk's system: equal keys and no decay, so each value replaces the last."""
+    """Equal keys without decay, so that each value replaces the last, are the worst case for a chunk's equations."""
     packed = pack([130], [0], [])
     found = drawn(TYPICAL, packed.tokens, packed.pool_size)
     found.constants.A.zero_()

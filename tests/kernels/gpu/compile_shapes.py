@@ -18,7 +18,7 @@ from baton.kernels.runtime.triton.configs import table_of
 from tests.kernels.gpu import shapes
 from tests.kernels.gpu.compiling import SHARED, Usage, Variant, compiled, name_of, variant_of
 
-# Targets by a part of the GPU's name; the last match counts.
+# Targets by a part of the GPU's name. If several parts match, the last one counts.
 GPUS = {
     "A100": "80",
     "A10": "86",
@@ -42,9 +42,9 @@ def main() -> None:
     """Print a JSON object with the results.
 
     taken: resources of each compiled kernel, see compiling.Usage.
-    excess: what a GPU does not have.
+    excess: resources that a kernel needs and its GPU does not have.
     unused: kernels that no case launches.
-    unmet: entries of the table whose kernel and shape no case launches.
+    unmet: entries of --table whose kernel and shape no case launches.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--targets", nargs="+", choices=list(SHARED), default=list(SHARED))
@@ -101,7 +101,7 @@ def widest(variants: dict[Variant, str]) -> dict[Variant, str]:
 
 
 def unused() -> list[str]:
-    """Return the kernels of this repository that no case launches, and no launched kernel calls."""
+    """Return the kernels of this repository that are neither launched by a case nor called by a launched kernel."""
     reached, open_ones = set[str](), [launch.kernel for _, launch in launches()]
     while open_ones:
         kernel = open_ones.pop()

@@ -1,6 +1,6 @@
 """Compilation of kernels for GPUs that this machine lacks, and the resources that they need.
 
-It does not work in a process that interprets kernels.
+The module does not work in a process that interprets kernels.
 """
 
 import re
@@ -27,7 +27,8 @@ SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "120": 99, "gfx9
 """KiB of shared memory that a program may use, by target: a compute capability, or AMD's name of an architecture."""
 # Spilled registers that are tolerated, in bytes per thread. ptxas spills a few outside of loops, to free registers.
 SPILLED = 32
-# Float32 products use no tensor cores, and so more registers than a GPU has, with any block sizes: correct, but slow.
+# Spilled bytes that are tolerated in float32: without tensor cores these kernels need more registers than a GPU has,
+# with any block sizes. They are correct, but slow.
 SPILLED_IN_FLOAT32 = {
     "mamba2.ssd.triton._scan": 4096,
     "delta_net.rule.triton_by_head._prepare": 1024,
@@ -36,7 +37,7 @@ SPILLED_IN_FLOAT32 = {
     "delta_net.rule.triton_by_channel._scan": 4096,
     "moe.experts.triton._project_in": 512,
 }
-# At odd widths, which no model has, each number is loaded separately and needs an address of its own.
+# Spilled bytes that are tolerated at odd widths, which no model has: each number has its own load and address.
 SPILLED_WHERE_ODD = 256
 
 
@@ -45,7 +46,7 @@ class Variant:
     """A kernel with everything that distinguishes its compiled variants."""
 
     kernel: Any
-    types: tuple[tuple[str, str], ...]  # names and types of the arguments that are no constants
+    types: tuple[tuple[str, str], ...]  # name and type of each argument that is not a constant
     constants: tuple[tuple[str, Any], ...]
     warps: int
     stages: int
@@ -62,7 +63,7 @@ class Variant:
 
     @property
     def tile(self) -> int:
-        """Roughly the elements that a program holds at a time; used to compare variants of one kernel."""
+        """Roughly the number of elements that a program holds at a time; used to compare variants of one kernel."""
         return prod(value for name, value in self.constants if "BLOCK" in name)
 
 
@@ -79,7 +80,7 @@ class Usage:
     is_float32: bool  # no argument is bfloat16
 
     def excess(self) -> list[str]:
-        """Return what exceeds the GPU's resources, or what makes the kernel slow."""
+        """Return a message for each resource that the GPU lacks, and one if spilled registers make the kernel slow."""
         faults = []
         if self.local > self._tolerated():
             faults.append(f"{self.local} bytes of registers spilled")
@@ -118,9 +119,9 @@ def type_of(argument: Any) -> str:
 
 
 def compiled(variants: dict[Variant, str], targets: Iterable[str], processes: int) -> Iterator[Usage]:
-    """Compile each variant for each target, the largest first, and yield what they need.
+    """Compile each variant for each target, the largest tile first, and yield the resources that each of them needs.
 
-    variants: each variant's case, by variant.
+    variants: for each variant, the name of a case that launches it.
     """
     _variants[:] = sorted(variants.items(), key=lambda item: -item[0].tile)
     work = [(index, target) for index in range(len(_variants)) for target in targets]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from baton import kernels
 
-# Imported without the interpreter's setting, so that CPU tensors are not sent to Triton in the whole process.
+# Import `selection` before TRITON_INTERPRET is set: otherwise this process would send all CPU tensors to Triton.
 import_module("baton.kernels.runtime.triton.selection")
 os.environ["TRITON_INTERPRET"] = "1"
-# Otherwise the interpreter would import this at the first launch, without the setting.
+# Import gluon while TRITON_INTERPRET is set; otherwise the first launch would import it without the variable.
 import_module("triton.experimental.gluon")
 FOLDER = Path(kernels.__path__[0])
 for file in sorted(FOLDER.rglob("triton*.py")):

@@ -18,7 +18,7 @@ TABLE = ROOT / "kernels" / "runtime" / "triton" / "configs.json"
 
 @pytest.fixture(scope="module")
 def triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an empty folder for compiled kernels, so that none from before is used."""
+    """Return an empty folder for compiled kernels, so that no kernel of an earlier run is used."""
     return tmp_path_factory.mktemp("triton")
 
 
@@ -36,7 +36,7 @@ def compiled(triton_cache: Path, *options: str) -> dict[str, Any]:
 
 
 def test_every_kernel_fits_every_target(widest: dict[str, Any]) -> None:
-    """Compiles the widest variants only; test_all_variants_fit compiles the others."""
+    """The widest variant of each kernel fits every target; test_all_variants_fit compiles the other variants."""
     assert widest["excess"] == []
     by_target = {target: {each["kernel"] for each in widest["taken"] if each["target"] == target} for target in TARGETS}
     assert len(set(map(frozenset, by_target.values()))) == 1
@@ -48,7 +48,7 @@ def test_every_kernel_fits_every_target(widest: dict[str, Any]) -> None:
 
 
 def test_attention_over_latents_fits_the_smallest_gpus(triton_cache: Path) -> None:
-    """It is not the widest variant, because a program holds only a piece of its columns at a time."""
+    """Attention over latents is not the widest variant, because a program holds only a piece of its columns."""
     found = compiled(triton_cache, "--cases", "latents", "--targets", *SMALLEST)
     assert found["excess"] == []
     assert {(each["target"], each["is_float32"]) for each in found["taken"] if each["kernel"].endswith("_decode")} == {
@@ -73,7 +73,7 @@ def test_every_configuration_of_the_table_fits_its_gpu(triton_cache: Path) -> No
 
 
 def test_kernels_that_do_not_fit_are_found(triton_cache: Path, tmp_path: Path) -> None:
-    """Too much shared memory, too many registers, and a shape that no case has."""
+    """Too much shared memory, too many registers, and a shape that no case has are reported."""
     attention = "heads=32 kv_heads=8 width=128 page=16 bfloat16"
     tables = {
         "NVIDIA GeForce RTX 4090": {

@@ -32,7 +32,7 @@ def run(x: Tensor, weight: Tensor, bits: int, bias: Tensor | None = None) -> Ten
 
 
 def assert_projects(y: Tensor, x: Tensor, weight: Tensor, bits: int, bias: Tensor | None) -> None:
-    """Compare with the exact product, up to the rounding of y and 1e-5 of the sum of magnitudes."""
+    """Check y against the exact product, up to the rounding of y and 1e-5 of the sum of the terms' magnitudes."""
     codes, scales = reference.quantize(weight, bits)
     numbers = reference.dequantize(codes, scales)[:, : x.shape[1]].double()
     exact, size = x.double() @ numbers.t(), x.double().abs() @ numbers.t().abs()
@@ -64,7 +64,10 @@ def test_no_weight_is_further_off_than_half_a_step(
 
 @pytest.mark.parametrize(("bits", "most"), [(8, 0.0062), (4, 0.095)])
 def test_errors_are_as_small_as_bits_allow(bits: int, most: float) -> None:
-    """`most` is the root mean square error for normal weights. With 4 bits, clipping the largest improves it by 5 %."""
+    """`most` bounds the root mean square error for normally distributed weights.
+
+    With 4 bits, clipping the largest weights reduces this error by 5 %.
+    """
     _, weight, _ = drawn(0, 1, 640, 200, F32)
     assert (reference.dequantize(*reference.quantize(weight, bits)) - weight).square().mean().sqrt() < most
 

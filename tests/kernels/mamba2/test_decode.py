@@ -21,14 +21,14 @@ class Layout:
     """The shape of a mixer."""
 
     groups: int
-    heads: int  # of each group
+    heads: int  # number of heads in each group
     width: int
     state: int
     kernel: int
     rows: int
     bias: bool
-    whole_norm: bool  # one mean square for all groups
-    order: str = "gate first"  # of norm and gate, see NORMS
+    whole_norm: bool  # the norm takes one mean square over all groups
+    order: str = "gate first"  # order of norm and gate, a key of NORMS
 
     @property
     def inner(self) -> int:

@@ -19,7 +19,12 @@ many = settings(max_examples=40, deadline=None)
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape of a mixer. heads: of each group. whole_norm: one mean square for all groups. order: see NORMS."""
+    """The shape of a mixer.
+
+    heads: number of heads in each group.
+    whole_norm: the norm takes one mean square over all groups.
+    order: order of norm and gate, a key of NORMS.
+    """
 
     groups: int
     heads: int

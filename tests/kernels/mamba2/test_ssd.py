@@ -66,7 +66,8 @@ def test_heads_read_their_group(form: Form, heads: int, groups: int) -> None:
 def test_second_request_of_a_packed_prefill_gets_its_own_state_sglang_15829(form: Form) -> None:
     """Request 2 has a checkpoint at its position 256, which is no chunk boundary of the packed batch (100 + 256 = 356).
 
-    The bug saved the state at position 156. Chunks that are cut at each request's own positions have a boundary at 256.
+    SGLang's bug 15829 saved the state at position 156. Chunks that are cut at each request's own positions have a
+    boundary at 256.
     """
     packed = pack([100, 300], [0, 0], [(1, 256)])
     inputs = random_inputs(packed.tokens, packed.pool_size, 15829)

@@ -15,7 +15,7 @@ from tests.kernels.installed import installed, library_for, runnable
 F32, BF16 = torch.float32, torch.bfloat16
 BOTH: tuple[Activation, ...] = ("silu_gated", "relu2")
 ACTIVATIONS, DTYPES = st.sampled_from(BOTH), st.sampled_from([F32, BF16])
-# The type of GOMP_parallel; its first argument is the function that each thread calls.
+# The type of OpenMP's GOMP_parallel; its first argument is the function that each thread calls.
 POOL = ctypes.CFUNCTYPE(None, ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 few = settings(max_examples=30, deadline=None)
 
@@ -131,7 +131,7 @@ def test_padding_gets_nothing(by: Callable[..., Tensor]) -> None:
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("count", [1, 3])
 def test_one_expert_may_have_every_token_and_others_none(count: int, dtype: torch.dtype) -> None:
-    """There are more tokens than a tile holds."""
+    """One expert gets all tokens, which are more than a tile holds, and the other experts get none."""
     x, chosen, *rest = drawn(0, 230, (count, 1, 40, 50), "relu2", dtype)
     chosen[:] = count - 1
     assert_near(run(x, chosen, *rest, "relu2"), exactly(x, chosen, *rest, "relu2"))
@@ -197,7 +197,10 @@ def test_a_layer_keeps_one_copy_of_its_weights(bits: int | None) -> None:
 
 @pytest.mark.parametrize("rows", [1, 16])
 def test_few_rows_of_small_experts_use_all_threads(rows: int) -> None:
-    """Few blocks of outputs take long if each loops over all experts. Once, a single thread computed all of them."""
+    """All threads share the work: each block of outputs loops over all experts, so even few blocks take long.
+
+    Once, a single thread computed all blocks.
+    """
     shared: list[int] = []
 
     @POOL

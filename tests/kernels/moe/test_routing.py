@@ -14,7 +14,7 @@ few = settings(max_examples=30, deadline=None)
 
 @st.composite
 def rules(draw: st.DrawFn) -> tuple[int, RoutingRule]:
-    """Draw a number of experts, and a rule for them."""
+    """Draw a number of experts, and a routing rule for them."""
     groups, each = draw(st.integers(1, 6)), draw(st.integers(1, 12))
     if draw(st.booleans()):
         rule = RoutingRule(draw(st.integers(1, groups * each)), "softmax", draw(st.booleans()))
@@ -94,7 +94,7 @@ def run(x: Tensor, router: Tensor, bias: Tensor | None, rule: RoutingRule) -> tu
 def test_native_code_chooses_the_same(
     seed: int, rows: int, inputs: int, shape: tuple[int, RoutingRule], dtype: torch.dtype, exact: bool
 ) -> None:
-    """Compare integers, of which many are equal, and other numbers, of which none are nearly equal.
+    """Native code and the reference choose alike, for scores without near ties and for integers with many ties.
 
     exact: the router is float32.
     """
@@ -113,7 +113,7 @@ def test_native_code_chooses_the_same(
 
 
 def clear_choices(x: Tensor, router: Tensor, bias: Tensor | None, rule: RoutingRule) -> Tensor:
-    """Return which rows keep their experts under small changes of the inputs: bool [T]."""
+    """Return which rows keep their experts under small changes of the inputs: bool [rows]."""
     g, expected = torch.Generator().manual_seed(0), reference.route(x, router, bias, rule)[0]
     changed = [x.float() * (1 + 1e-3 * torch.randn(x.shape, generator=g)) for _ in range(8)]
     same = [(reference.route(other, router, bias, rule)[0] == expected).all(1) for other in changed]

@@ -109,7 +109,7 @@ def test_angles_that_do_not_fit_are_not_taken() -> None:
     dtype=DTYPES,
 )
 def test_written_pages(places: list[int], heads: int, width: int, dtype: torch.dtype) -> None:
-    """Two layers' pages are interleaved. Nothing but the written places changes."""
+    """Only the entries at `places` change, in pages that are interleaved with another layer's."""
     memory = drawn(8, 3, 4, heads, width).to(dtype)
     keys, values = drawn(2, len(places), heads, width, seed=1).to(dtype)
     expected, at = memory.clone(), torch.tensor(places, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Which form of an operation computes."""
+"""The choice of the form (reference, native code or Triton) that computes an operation."""
 
 import sys
 from types import ModuleType

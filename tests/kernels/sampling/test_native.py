@@ -120,7 +120,7 @@ def test_threads_and_other_rows_change_nothing() -> None:
 @many
 @given(rows=st.integers(1, 5), more=st.integers(0, 3), vocab_size=st.integers(1, 300), seed=st.integers(0, 2**20))
 def test_masks_are_the_references(rows: int, more: int, vocab_size: int, seed: int) -> None:
-    """Some rows are not finite, and the logits may be columns of a wider tensor."""
+    """Masks equal the reference's, also if logits are not finite, or are columns of a wider tensor."""
     generator = torch.Generator().manual_seed(seed)
     wide = torch.randn(rows + more, vocab_size + 5, generator=generator)
     for odd in (math.nan, math.inf, -math.inf):

@@ -24,7 +24,7 @@ def make_params(
     seed: int = 0,
     first_position: int = 0,
 ) -> SamplingTensors:
-    """Return the same parameters for every row, at consecutive positions."""
+    """Return sampling parameters that are the same for every row, at consecutive positions."""
     return SamplingTensors(
         torch.full((rows,), temperature),
         torch.full((rows,), top_k),
@@ -47,7 +47,7 @@ def pick(params: SamplingTensors, rows: Tensor) -> SamplingTensors:
 
 
 def random_params(rows: int, vocab_size: int, generator: torch.Generator) -> SamplingTensors:
-    """Return random parameters of all kinds of rows, including greedy ones."""
+    """Return random sampling parameters for rows of all kinds, including greedy ones."""
 
     def choose(values: list[float]) -> Tensor:
         return torch.tensor(values)[torch.randint(len(values), (rows,), generator=generator)]
@@ -118,7 +118,7 @@ def test_uniforms_are_even_and_uncorrelated(over: str) -> None:
     assert u.min() >= 0
     assert u.max() < 1
     bins = torch.bincount((u * 100).long(), minlength=100)
-    assert ((bins - count / 100) ** 2 / (count / 100)).sum() < 148.2  # chi-square, 99 degrees, p = 0.001
+    assert ((bins - count / 100) ** 2 / (count / 100)).sum() < 148.2  # chi-square with 99 degrees of freedom, p = 0.001
     centred = u - 0.5
     for lag in (1, 2, 64):
         correlation = (centred[lag:] * centred[:-lag]).mean() * 12
@@ -128,7 +128,7 @@ def test_uniforms_are_even_and_uncorrelated(over: str) -> None:
 def test_draw_at_the_edges() -> None:
     uniforms = torch.tensor([0.0, 0.39, 0.4, 1 - 2**-53], dtype=torch.float64)
     assert reference.draw(torch.tensor([[0, 2, 0, 3, 0]]).expand(4, -1), uniforms).tolist() == [1, 1, 3, 3]
-    # Totals that float64 cannot represent: the last token with a weight is drawn, never the one after it.
+    # With totals that float64 cannot represent, the last token with a weight is drawn, never the token after it.
     totals = torch.tensor([2**53 + 3, 2**60 - 1, 2**60, 2**60 + 255, 2**61 - 1, 2**62 - 1])
     highest = torch.full((6,), 1 - 2**-53, dtype=torch.float64)
     assert reference.draw(torch.stack((totals, totals * 0), 1), highest).tolist() == [0] * 6
@@ -138,7 +138,7 @@ def test_draw_at_the_edges() -> None:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_small_vocabularies_equal_the_definition_by_hand(sampler: Sampler, data: st.DataObject) -> None:
-    # Few distinct values, so that cuts fall inside ties.
+    # Few distinct values, so that the cutoffs of top-k and top-p fall inside ties.
     value = st.one_of(st.sampled_from([-math.inf, -2.0, -0.0, 0.0, 1.5]), st.floats(-30, 30, width=32))
     logits = data.draw(st.lists(value, min_size=1, max_size=90).filter(lambda row: max(row) > -math.inf))
     params = SamplingTensors(

@@ -8,7 +8,7 @@ from tests.models.configurations.published import Published, Shapes, attention, 
 
 @dataclass(frozen=True)
 class FalconShape:
-    """Sizes of a model. heads, kv_heads and width are attention's; mamba is (heads, width, groups, state)."""
+    """Sizes of a model. heads, kv_heads and width belong to attention; mamba is (heads, width, groups, state)."""
 
     hidden: int
     layers: int

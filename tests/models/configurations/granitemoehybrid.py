@@ -6,7 +6,7 @@ from typing import Any
 from tests.models.configurations.published import Published, Shapes, attention, mamba2_mixer, mamba2_state
 
 ATTENTION = {32: (10, 13, 17, 27), 40: (5, 15, 25, 35)}
-"""By the number of layers, those that have attention."""
+"""Indices of the layers that have attention, by the model's number of layers."""
 
 
 def config(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, mamba: tuple[int, int]) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from tests.models.configurations.published import Published, Shapes
 
 HIDDEN, LAYERS, VOCABULARY, EXPERTS, INNER = 2304, 27, 163840, 256, 1024
 HEADS, WIDTH, RANK, SHARED = 32, 128, 512, 64
-"""Of both kinds of layers: heads, and how many numbers each has of queries, keys and values; of latents, and of the
-part of a key that all heads share."""
+"""HEADS: heads of a layer of either kind. WIDTH: numbers of a head's query, key and value. RANK: numbers of a latent.
+SHARED: numbers of the part of a key that all heads share.
+"""
 FULL = (4, 8, 12, 16, 20, 24, 27)
 CONFIG = {
     "model_type": "kimi_linear", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "vocab_size": VOCABULARY,

@@ -1,4 +1,4 @@
-"""Codestral Mamba in both styles, and state-spaces' models in their own; one is also converted for transformers."""
+"""Codestral Mamba in both config styles, state-spaces' models in their own, and one of these for transformers."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ NATIVE = {"dim": 4096, "n_layers": 64, "vocab_size": 32768, "n_groups": 8, "tie_
 
 
 def state_spaces(size: str, hidden: int, layers: int) -> Published:
-    """Describe a model. The original files repeat the head; converted files leave it out."""
+    """Describe a model in state-spaces' own style; its files repeat the head, which converted files leave out."""
     heads = 2 * hidden // 64
     config = {
         "d_model": hidden, "d_intermediate": 0, "n_layer": layers, "vocab_size": 50277, "ssm_cfg": {"layer": "Mamba2"},

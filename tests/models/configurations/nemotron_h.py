@@ -60,7 +60,10 @@ def dense(size: str, pattern: str, hidden: int, heads: int, mamba: Mamba, mlp: i
 
 @dataclass(frozen=True)
 class Sparse:
-    """Sizes of a model with experts. inner, shared: widths of a routed and of the shared expert; latent: 0 for none."""
+    """Sizes of a model with experts.
+
+    inner: width of a routed expert. shared: width of the shared expert. latent: width of latents, 0 for none.
+    """
 
     pattern: str
     hidden: int

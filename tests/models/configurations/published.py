@@ -8,11 +8,13 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Published:
-    """config: as the hub has it, without what no family reads.
+    """Published facts of a model.
 
+    config: the hub's config.json, without keys that no family reads.
     size: the number of parameters, with as many digits as are known: "8.89B", "340M", "8888227328".
-    tensors: of its files, all of them BF16; left_out: those of its files that nothing is made from, as of vision.
-    state: bytes of a sequence's state in float32; kv: bytes of a token's keys and values in bfloat16.
+    tensors: shapes of the tensors in its files, all of them BF16.
+    left_out: tensors of its files that no parameter is made from, as those of vision.
+    state: bytes of a sequence's state in float32. kv: bytes of a token's keys and values in bfloat16.
     """
 
     config: dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 from tests.models.configurations.published import Published, Shapes
 
 KEYS, WIDTH, HEAD = 16, 128, 256
-"""Of every size: key heads of a gated delta net, the size of its heads, and that of attention's."""
+"""Equal in all sizes: key heads of a gated delta net, the size of its heads, and the size of attention's heads."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Shape:
         return self.layers // 4 * 2 * 2 * self.kv_heads * HEAD
 
     def config(self) -> dict[str, Any]:
-        """Return the keys that both generations share."""
+        """Return the config keys that Qwen3-Next and Qwen3.5 share."""
         sizes = {"hidden_size": self.hidden, "num_hidden_layers": self.layers, "vocab_size": self.vocabulary}
         sizes |= {"num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": HEAD}
         sizes |= {"linear_num_key_heads": KEYS, "linear_num_value_heads": self.values, "linear_conv_kernel_dim": 4}
@@ -164,6 +164,6 @@ PUBLISHED = {
     "Qwen3.5-27B": qwen3_5("27B", Shape(5120, 64, 24, 4, 48, 248320, mlp=17408)),
     "Qwen3.5-35B-A3B": qwen3_5("35B", Shape(2048, 40, 16, 2, 32, 248320, experts=(256, 8, 512))),
     "Qwen3.5-122B-A10B": qwen3_5("122B", Shape(3072, 48, 32, 2, 64, 248320, experts=(256, 8, 1024))),
-    # The vision tower is the other half billion parameters.
+    # The name includes the vision tower, which has another half billion parameters.
     "Qwen3.5-397B-A17B": qwen3_5("396B", Shape(4096, 60, 32, 2, 64, 248320, experts=(512, 10, 1024))),
 }

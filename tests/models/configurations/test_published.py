@@ -68,7 +68,7 @@ BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLO
 
 
 def in_fp8(tensors: Shapes, by_block: bool) -> list[StoredTensor]:
-    """Add scales to projections, as in Qwen's or modelopt's FP8 files."""
+    """Return the tensors with FP8 projections, and their scales: by block as in Qwen's files, else as in modelopt's."""
     found = stored(tensors)
     for index, tensor in enumerate(found):
         *stack, rows, columns = (1, 1, *tensor.shape)[-max(len(tensor.shape), 2) :]

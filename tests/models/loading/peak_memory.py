@@ -13,7 +13,7 @@ from baton.models.loading.checkpoint import load_model
 
 
 def memory(kind: str) -> int:
-    """Return the bytes of this process in memory, pages of files included. kind: VmRSS for now, VmHWM for the peak."""
+    """Return this process's memory in bytes, with mapped files. kind: VmRSS for the present, VmHWM for the peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
 

@@ -1,4 +1,4 @@
-"""FP8 checkpoints, quantized by the tests: the model must be exactly that of the dequantized weights."""
+"""FP8 checkpoints, quantized by the tests: the model must equal the model of the dequantized weights exactly."""
 
 import json
 import re
@@ -21,13 +21,16 @@ from tests.models.oracle import Oracle
 
 LARGEST = 448.0
 ROWS, COLUMNS = 48, 20
-"""Of a block: smaller than the weights, and no divisor of most of them."""
+"""Size of a block: smaller than the weights, and no divisor of most weights' sizes."""
 PROJECTION = re.compile(r".*(_proj(_[a-z]+)?|_linear)(\.\d)?(\.weight)?")
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a tool writes FP8: the block of each scale by the weight's shape, and the scales' shape, name and dtype."""
+    """A tool's way to write FP8: the block that a scale covers, by the weight's rows and columns, and stored scales.
+
+    shape: reshapes the scales. name: what a scale's name adds to the weight's.
+    """
 
     config: dict[str, Any]
     block: Callable[[int, int], tuple[int, int]]
@@ -130,7 +133,7 @@ def test_a_model_has_its_dequantized_weights(oracle: Oracle, tmp_path: Path, nam
     save_file({name: tensor.float() for name, tensor in meant.items()}, plain / "model.safetensors")
     assert_loads_alike(path, plain)
     for weight, exact in original.items():
-        # A step of e4m3 is an eighth of its power of two; below 2⁻⁶ of the scale it is 2⁻⁹.
+        # Neighbouring e4m3 numbers differ by an eighth of their power of two; below 2⁻⁶ (times the scale) by 2⁻⁹.
         step = exact.double().abs().clamp(min=exact.abs().max() / LARGEST * 2**-6) / 8
         assert ((meant[weight] - exact).abs() <= step).all()
 

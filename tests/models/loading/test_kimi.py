@@ -1,4 +1,4 @@
-"""Kimi Linear's config.json in both styles, and its files."""
+"""Kimi Linear's config.json, with nested or flat sizes of its linear layers, and its files."""
 
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def test_layers_with_experts() -> None:
 
 
 def test_sizes_of_the_linear_layers_in_both_styles() -> None:
-    """The head_dim at the top level is not that of the linear layers."""
+    """The linear layers have a head size of their own; the head_dim at the top level is another one."""
     nested = read_kda(config(head_dim=72), torch.float32)
     assert (nested.heads, nested.width, nested.kernel) == (5, 12, 4)
     flat = config(linear_attn_config=None, head_dim=72, linear_num_heads=3, linear_head_dim=7, linear_conv_kernel_dim=2)
@@ -85,7 +85,7 @@ def test_settings_that_are_not_supported_are_refused(name: str, changed: dict[st
 
 
 def test_files_have_the_published_names(oracle: Oracle) -> None:
-    """transformers writes the same names as the hub's files, so parity with its files covers the hub's."""
+    """transformers writes the tensor names of the hub's files, so parity with its files covers the hub's files."""
     from safetensors.torch import load_file
 
     found = load_file(oracle.checkpoint("kimi_linear-moe") / "model.safetensors")

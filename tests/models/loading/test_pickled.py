@@ -45,7 +45,7 @@ def test_tensors_are_as_they_were_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_checkpoints_of_state_spaces(oracle: Oracle, tmp_path: Path, shards: int) -> None:
-    """They have their own names and configuration, and a head that shares the embedding's storage."""
+    """Checkpoints of state-spaces have their own names and config, and a head that shares the embedding's storage."""
     original = oracle.checkpoint("mamba2")
     path = copied(original, tmp_path / "native", config=state_spaces, tensors=rename_like_codestral)
     weights = load_file(path / "model.safetensors")

@@ -31,7 +31,11 @@ def every_fourth(first: int) -> Callable[[Tensor], Tensor]:
 
 
 def fused(name: str, config: ModelConfig) -> list[Piece]:
-    """`heads` holds A_log, D and dt_bias; `in_proj.I` every fourth row of in_proj, transposed."""
+    """Return the parameters that a tensor of fused files fills, for a made-up file format.
+
+    `heads` holds A_log, D and dt_bias. `in_proj.I` holds every fourth row of in_proj from row I on, transposed.
+    `expert.I` holds row I of D.
+    """
     path, _, leaf = name.rpartition("mixer.")
     if leaf == "heads":
         return [Piece(f"{path}mixer.{part}", take=row(index)) for index, part in enumerate(HEADS)]
@@ -52,7 +56,7 @@ def fuse(tensors: dict[str, Any]) -> None:
 
 @pytest.fixture
 def original(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Save a checkpoint that the family with fused files reads too."""
+    """Return a checkpoint of mamba2, and let that family also read fused files."""
     path = oracle.checkpoint("mamba2")
     monkeypatch.setitem(checkpoint.FAMILIES, "mamba2", replace(FAMILY, pieces=fused))
     return path

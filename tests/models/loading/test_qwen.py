@@ -42,7 +42,7 @@ def test_multi_token_prediction_is_left_out(oracle: Oracle, tmp_path: Path, name
 
 
 def test_the_text_part_of_a_vision_model_equals_a_text_model(oracle: Oracle, tmp_path: Path) -> None:
-    """Names without the prefix, and a config.json without text_config, give the same model."""
+    """Tensor names without the vision model's prefix, and a config.json without text_config, give the same model."""
 
     def flatten(config: dict[str, Any]) -> None:
         text = config.pop("text_config")

@@ -1,4 +1,4 @@
-"""Files with weights: damage, the places of tensors, and the memory that reading takes."""
+"""Weight files: damage, which file has which tensor, and the memory that reading takes."""
 
 import json
 import subprocess
@@ -96,7 +96,7 @@ def test_files_are_mapped_read_only(oracle: Oracle) -> None:
 
 
 def test_leftover_files_of_an_older_checkpoint_are_not_read(oracle: Oracle, tmp_path: Path) -> None:
-    """As in transformers: first a single file, then an index, then torch.save's files."""
+    """As in transformers, a single file comes before an index of shards, and these before torch.save's files."""
     original = oracle.checkpoint("mamba2")
     whole = copied(original, tmp_path / "whole")
     (whole / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
@@ -122,7 +122,9 @@ def test_weights_that_differ_anywhere_have_another_fingerprint(oracle: Oracle, t
 
 WAYS = {"float32": ("float32", None), "bfloat16": ("bfloat16", None), "int8": ("float32", 8)}
 SLACK = 40 * 2**20
-"""Of which integers take most: the largest tensor's are put together from parts."""
+"""Bytes that loading may need in addition to the result and the largest tensor. Integers take most of them: the
+largest tensor's integers are put together from parts.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +141,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_loading_needs_memory_for_the_result_and_one_tensor(large: Path) -> None:
-    """Pages of mapped files count too."""
+    """Pages of mapped files count as memory, too."""
     script = [sys.executable, "-m", "tests.models.loading.peak_memory", str(large), json.dumps(WAYS)]
     done = subprocess.run(script, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stderr

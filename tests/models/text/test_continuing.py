@@ -1,4 +1,4 @@
-"""A chat whose final message is left open ends at the same place as in transformers."""
+"""A chat whose final message is left open is rendered up to the same character as in transformers."""
 
 from pathlib import Path
 

@@ -24,7 +24,7 @@ def byte_level() -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """Return a tokenizer like SentencePiece's: a space is a letter, unknown characters fall back to bytes."""
+    """Return a tokenizer like SentencePiece's: a space is the letter ▁, and unknown characters fall back to bytes."""
     letters = sorted(set("".join(CORPUS).replace(" ", "▁")) - set("日本語😀👩👧"))
     pieces = ["<unk>", *(f"<0x{i:02X}>" for i in range(256)), *letters, "▁h", "▁he", "ll", "▁hell"]
     merges = [("▁", "h"), ("▁h", "e"), ("l", "l"), ("▁he", "ll")]
@@ -46,7 +46,7 @@ texts = st.lists(
 
 
 def stream(decode: Decode, prompt: Sequence[int], output: Sequence[int], sizes: Sequence[int] = (1,)) -> list[str]:
-    """Return the text of each push and of the flush. sizes: of the groups of tokens, in turn."""
+    """Return the text of each push and of the flush. sizes: how many tokens the pushes get, in rotation."""
     detokenizer = Detokenizer(decode, prompt)
     shown, start, turn = [], 0, 0
     while start < len(output):
@@ -61,14 +61,15 @@ def stream(decode: Decode, prompt: Sequence[int], output: Sequence[int], sizes: 
 @example(words=["😀"], cut=2, sizes=[1])
 @example(words=["hello", " world"], cut=1, sizes=[1])
 @example(words=["日本"] * 20, cut=31, sizes=[1])
-@example(words=["a", "é", "€"], cut=1, sizes=[1])  # A token that ends one character and begins the next.
+@example(words=["a", "é", "€"], cut=1, sizes=[1])  # one token ends a character and begins the next
 def test_shown_text_is_the_whole_less_the_prompt(
     tokenizer: Tokenizer, words: list[str], cut: int, sizes: list[int]
 ) -> None:
     ids = tokenizer.encode("".join(words)).ids
     prompt, output = ids[:cut], ids[cut:]
     whole = tokenizer.decode(ids)
-    # A character that the prompt begins belongs to the output; the end of a run of bytes may make all of it unreadable.
+    # A character that begins in the prompt belongs to the output. Adjacent byte tokens are decoded together, so the
+    # last one may make all of them unreadable.
     ends = [tokenizer.decode(prompt[:end]).rstrip("\ufffd") for end in range(len(prompt) + 1)]
     before = max((text for text in ends if whole.startswith(text)), key=len)
     assert before + "".join(stream(tokenizer.decode, prompt, output, sizes)) == whole

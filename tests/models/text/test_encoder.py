@@ -72,7 +72,7 @@ def test_the_pieces_are_the_whole(kind: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind]
     made = PieceEncoder(tokenizer, MARKS)
     whole = tokenizer.encode(text, add_special_tokens=False)
-    for _ in range(2):  # encoded, then cached
+    for _ in range(2):  # the first time encoded, the second time from the cache
         encoded = made.encode(text)
         assert encoded.ids == whole.ids
         assert all(text[at:].startswith(tuple(MARKS)) for at in encoded.chars[1:])
@@ -136,6 +136,6 @@ def test_the_least_recently_used_piece_is_evicted(monkeypatch: pytest.MonkeyPatc
     tokenizer.asked.clear()
     made.encode("a<s>c<s>d<s>b")
     assert tokenizer.asked == ["<s>b"]
-    made.encode("a" * 1000)  # larger than the cache: nothing stays
+    made.encode("a" * 1000)  # larger than the whole cache, so everything is evicted
     made.encode("<s>b")
     assert tokenizer.asked[1:] == ["a" * 1000, "<s>b"]

@@ -4,7 +4,7 @@ from baton.models.text.stop_strings import StopStrings
 
 
 def cut(text: str, strings: list[str], keep: bool) -> tuple[str, str | None]:
-    """Cut a text at the first stop string that becomes complete, the longest one that ends there: the definition."""
+    """Cut a text, by definition, where the first stop string is complete; of several that end there, at the longest."""
     for end in range(1, len(text) + 1):
         found = [string for string in strings if text[:end].endswith(string)]
         if found:

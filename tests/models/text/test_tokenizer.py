@@ -17,7 +17,7 @@ CHAT = [{"role": "user", "content": "Hé <b>"}, {"role": "assistant", "content":
 
 
 def tokenizer() -> Tokenizer:
-    """Return a tokenizer of bytes in no particular order and three special tokens; it can add a first token."""
+    """Return a tokenizer of single bytes in no particular order and three special tokens; it can add <|bos|> first."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -272,7 +272,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 
 
 def test_unique_texts_do_not_fill_memory(tmp_path: Path) -> None:
-    """With the library's default, a thread that has encoded 10,000 long words would hold 80 MiB of them."""
+    """With the library's default cache, a thread that has encoded 10,000 long words would hold 80 MiB of them."""
     text, before = loaded(tmp_path), resident_mib()
     for number in range(12_000):
         text.encode(f"{number:06}" * 40)

@@ -1,4 +1,4 @@
-"""Latents in Triton: equal to the reference, and nothing else is written."""
+"""Writing latents (cache entries of latent attention) in Triton: equal to the reference, and nothing else changes."""
 
 import torch
 from hypothesis import given, settings, strategies as st
@@ -29,7 +29,7 @@ def test_equals_the_reference_and_writes_nothing_else(
     expected = blocks.clone()
     triton.write_latents(projected, weight, 0.01, blocks[:, 1], places)
     reference.write_latents(projected, weight, 0.01, expected[:, 1], places)
-    tolerance = 2**-7 if is_rounded else 1e-5  # The interpreter truncates where a GPU rounds.
+    tolerance = 2**-7 if is_rounded else 1e-5  # the interpreter truncates to bfloat16, a GPU rounds
     written = places // PAGE, 1, places % PAGE, 0
     torch.testing.assert_close(blocks[written], expected[written], rtol=tolerance, atol=tolerance)
     assert torch.equal(blocks[written][:, rank:], projected[:, rank:])

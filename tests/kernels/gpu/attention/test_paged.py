@@ -1,4 +1,4 @@
-"""Paged attention in Triton: equal to the reference, and batch-invariant, whatever the width of the table."""
+"""Paged attention in Triton: equal to the reference, and batch-invariant, whatever the width of the page table."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from baton.kernels.attention.paged import reference, triton
 
 @dataclass
 class Case:
-    """Prompts, then decoding rows. All page entries that belong to none of them are NaN."""
+    """A batch of prompts, followed by decoding rows. Page entries that belong to neither are NaN."""
 
     query: Tensor
     key_pages: Tensor
@@ -40,7 +40,7 @@ class Case:
         return *pages, self.offsets, torch.tensor(self.starts), 0.2
 
     def only(self, segment: int) -> "Case":
-        """Return this segment alone, with a table that is as narrow as possible."""
+        """Return this segment alone, with a page table that is as narrow as possible."""
         end = self.starts[segment] + self.lengths[segment]
         width = -(-end // self.key_pages.shape[1])
         return replace(
@@ -67,9 +67,9 @@ def case(
 ) -> Case:
     """Return a random case.
 
-    prompts: (start, length) of each. positions: of the decoding rows.
-    value_width: width of values that are the first columns of pages as wide as the keys'; None: width.
-    spare: additional entries of each row of the table, which name no page.
+    prompts: (start, length) of each prompt. positions: position of each decoding row.
+    value_width: if set, the width of values that are the first columns of pages as wide as the keys' pages.
+    spare: additional entries in each row of the page table, which name no page.
     """
     g = torch.Generator().manual_seed(seed)
     starts, lengths = [s for s, _ in prompts] + positions, [n for _, n in prompts] + [1] * len(positions)
@@ -141,7 +141,7 @@ def test_values_narrower_than_keys_in_wider_pages_and_in_their_own(
 
 @pytest.mark.parametrize("position", [0, 254, 255, 256, 511, 512, 1000])
 def test_a_decoding_row_of_any_length_is_split_and_combined(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts have the least number of positions, 256, up to a length of 512, and more from there on."""
+    """Parts of a row have 256 positions. As a row has two parts at most, parts are longer above length 512."""
     monkeypatch.setattr(triton, "PARTS", 2)
     drawn = case([], [position], heads=3, kv_heads=1)
     torch.testing.assert_close(drawn.run(), drawn.expected(), rtol=1e-5, atol=1e-5)
@@ -166,7 +166,10 @@ def test_a_decoding_rows_result_does_not_depend_on_how_many_programs_share_its_p
 
 
 def test_a_prompts_result_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces begin anywhere within a block. As on a GPU, a row's product does not depend on its place in the tile."""
+    """A prompt fed in pieces, which begin anywhere within a block, has the result of the whole prompt.
+
+    einsum replaces numpy's matmul so that, as on a GPU, a row's product does not depend on its place in the tile.
+    """
     monkeypatch.setattr(numpy, "matmul", partial(numpy.einsum, "ik,kj->ij"))
     whole = case([(0, 100)], [], heads=6)
     pieces = []
@@ -192,7 +195,7 @@ def test_rows_that_share_a_page_for_padding_leave_the_others_alone() -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_scores_far_from_zero_neither_overflow_nor_vanish(sign: int) -> None:
-    """All scores of a row have the same sign."""
+    """All scores of a row are large and have the same sign."""
     drawn = case([(9, 40)], [300])
     far = replace(drawn, query=drawn.query.abs() * sign * 1e3, key_pages=drawn.key_pages.abs())
     torch.testing.assert_close(far.run(), far.expected(), rtol=1e-3, atol=1e-3)

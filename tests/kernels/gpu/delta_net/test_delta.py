@@ -1,4 +1,4 @@
-"""The gated delta net between its projections in Triton equals the composed references."""
+"""The gated delta net between its projections in Triton: equal to its operations' references, run one after another."""
 
 import pytest
 import torch
@@ -111,7 +111,7 @@ def test_computes_wherever_triton_does() -> None:
 @pytest.mark.parametrize("shape", NETS.values(), ids=NETS.keys())
 def test_few_launches_and_no_torch_operation_but_allocations(shape: NetShape) -> None:
     plan, index = shape.plan(), torch.empty(5, dtype=torch.int64, device="meta")
-    assert plan.table.chunks == 6  # The table is made on the host, before the watched part.
+    assert plan.table.chunks == 6  # the chunk table is made on the host, before operations are watched
     prompts, rows = shape.projected(plan.tokens, BF16), shape.projected(5, BF16)
     constants, pools, launches = shape.constants(), shape.pools(9, BF16), list[triton.Launch]()
     with triton.watched(launches.append), Operations() as operations:
@@ -125,7 +125,7 @@ def test_few_launches_and_no_torch_operation_but_allocations(shape: NetShape) ->
 
 
 def test_one_token_uses_the_same_compiled_kernels_as_many() -> None:
-    """Otherwise the first prompt of one token, or batch of one row, would wait for another compilation."""
+    """One token or row uses the kernels compiled for many; otherwise the first one would wait for a compilation."""
     shape, launches = NETS["odd"], list[triton.Launch]()
     one = plan_prefill([0, 1], [0], [0], [], 64, shape.kernel, torch.device("meta"))
     constants, pools = shape.constants(), shape.pools(9, F32)

@@ -42,7 +42,7 @@ def test_equals_the_recurrence_at_every_checkpoint(
 
 
 def test_keys_that_repeat_keep_only_the_last_value() -> None:
-    """The worst case for the solution of a chunk's system: equal keys, beta 1, and no decay."""
+    """Equal keys, beta 1 and no decay are the worst case for solving a chunk's equations."""
     packed = pack([70], [0], [])
     rule = drawn(70, packed.pool_size, keys=1, ratio=1)
     rule.k[:], rule.g[:], rule.beta[:] = rule.k[0].clone(), 0, 1

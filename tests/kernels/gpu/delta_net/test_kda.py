@@ -183,7 +183,7 @@ def test_computes_wherever_triton_does() -> None:
 @pytest.mark.parametrize("shape", KDAS.values(), ids=KDAS.keys())
 def test_few_launches_and_no_torch_operation_but_allocations(shape: KdaShape) -> None:
     plan, index = shape.plan(), torch.empty(5, dtype=torch.int64, device="meta")
-    assert plan.table.chunks == 6  # The table is made on the host, before the watched part.
+    assert plan.table.chunks == 6  # the chunk table is made on the host, before operations are watched
     prompts, rows = shape.projected(plan.tokens, BF16), shape.projected(5, BF16)
     constants, pools, launches = shape.constants(), shape.pools(9, BF16), list[gpu.Launch]()
     with gpu.watched(launches.append), Operations() as operations:
@@ -197,7 +197,7 @@ def test_few_launches_and_no_torch_operation_but_allocations(shape: KdaShape) ->
 
 
 def test_one_token_uses_the_same_compiled_kernels_as_many() -> None:
-    """Otherwise the first prompt of one token, or batch of one row, would wait for another compilation."""
+    """One token or row uses the kernels compiled for many; otherwise the first one would wait for a compilation."""
     shape, launches = KDAS["odd"], list[gpu.Launch]()
     one = plan_prefill([0, 1], [0], [0], [], 64, shape.kernel, torch.device("meta"))
     constants, pools = shape.constants(), shape.pools(9, F32)

@@ -1,4 +1,4 @@
-"""Integer weights in Triton: equal to the reference, and batch-invariant."""
+"""Linear layers with integer weights in Triton: equal to the reference, and batch-invariant."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_projection_equals_the_exact_one_to_its_rounding(
 def test_results_are_batch_invariant_and_independent_of_strides(
     inputs: int, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products of a group are exact here, so that only the order of groups and splits can make a difference."""
+    """Integer inputs make products of a group exact, so only the order of groups and splits could change a result."""
     monkeypatch.setattr(triton, "SPLIT_OUTPUTS", 140)
     _, weight, bias = drawn(0, 1, inputs, 70, F32)
     x = torch.randint(-100, 101, (130, inputs)).float()
@@ -78,7 +78,7 @@ def test_rows_are_looked_up_and_those_outside_are_nan(vocab: int, hidden: int, b
 
 
 def test_the_lowest_bits_of_a_bfloat16_are_integers() -> None:
-    """The conversion of _numbers, which the interpreter cannot run, yields exactly 1/64 of the integers."""
+    """The kernel's conversion in `_numbers`, which the interpreter cannot run, yields exactly 1/64 of the integers."""
     for bits, shift in ((8, 0), (4, 0), (4, 4)):
         integers = torch.arange(2**bits)
         denormals = (integers << shift).to(torch.int16).view(torch.bfloat16)

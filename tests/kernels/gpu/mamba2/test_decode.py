@@ -1,4 +1,4 @@
-"""The mixer of decoding rows in Triton: equal to the composed references, in three launches."""
+"""The mixer of decoding rows in Triton, in three launches: equal to its operations' references."""
 
 from functools import partial
 
@@ -66,7 +66,7 @@ def test_a_row_gets_the_same_alone(layout: Layout) -> None:
 
 
 class Operations(TorchDispatchMode):
-    """The names of torch operations that are run, other than views."""
+    """A recorder of the names of torch operations that run, except views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def test_three_launches_and_only_allocations_by_torch(shape: MixerShape) -> None
 
 
 def test_one_row_takes_the_kernels_of_many() -> None:
-    """Otherwise a batch of one would compile kernels of its own."""
+    """One row launches the kernels of many rows; otherwise a batch of one would compile kernels of its own."""
     layout, launches = Layout(2, 2, 16, 16, 4, 3, True, False), []
     with gpu.watched(launches.append):
         drawn(layout, F32).run(triton.mixer_decode)

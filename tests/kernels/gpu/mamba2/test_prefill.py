@@ -1,4 +1,4 @@
-"""The mixer of a prefill in Triton: equal to the composed references, in five launches."""
+"""The mixer of a prefill in Triton, in five launches: equal to its operations' references."""
 
 import pytest
 import torch
@@ -83,7 +83,7 @@ def test_bfloat16_states_are_rounded_when_written_and_not_between_chunks() -> No
     rounded = drawn(SMALL, packed, F32).again(BF16)
     exact = rounded.again(F32)
     assert torch.equal(rounded.run(packed, triton.mixer_prefill), exact.run(packed, triton.mixer_prefill))
-    # The interpreter truncates where a GPU rounds.
+    # The interpreter truncates to bfloat16, a GPU rounds.
     torch.testing.assert_close(rounded.state_pools.float(), exact.state_pools, rtol=2**-7, atol=0.0)
 
 
@@ -113,7 +113,7 @@ def test_triton_is_used_where_it_computes() -> None:
 def test_five_launches_and_only_allocations_by_torch(shape: MixerShape) -> None:
     plan, launches = plan_of(shape), list[gpu.Launch]()
     projected, constants, pools = shape.projected(plan.tokens, BF16), shape.constants(), shape.pools(9, BF16)
-    assert plan.table.chunks == 6  # The table is made before the launches are counted.
+    assert plan.table.chunks == 6  # the chunk table is made before launches are counted
     with gpu.watched(launches.append), Operations() as operations:
         y = triton.mixer_prefill(projected, constants, *pools, plan)
     assert len(launches) == 5
@@ -122,7 +122,7 @@ def test_five_launches_and_only_allocations_by_torch(shape: MixerShape) -> None:
 
 
 def test_one_token_takes_the_kernels_of_many() -> None:
-    """Otherwise a prompt of one token would compile kernels of its own."""
+    """One token launches the kernels of many; otherwise a prompt of one token would compile kernels of its own."""
     shape, launches = SHAPES["odd"], list[gpu.Launch]()
     one = plan_prefill([0, 1], [0], [0], [], 64, shape.kernel, torch.device("meta"))
     with gpu.watched(launches.append):

@@ -43,7 +43,7 @@ def test_heads_read_their_group(heads: int, groups: int) -> None:
 
 
 def test_second_request_of_a_packed_prefill_gets_its_own_state_sglang_15829() -> None:
-    """See the test of the same name in tests/kernels/mamba2/test_ssd.py."""
+    """A request's checkpoint has its own state; tests/kernels/mamba2/test_ssd.py explains the bug under this name."""
     packed = pack([100, 300], [0, 0], [(1, 256)])
     inputs = random_inputs(packed.tokens, packed.pool_size, 15829, heads=2, groups=1)
     inputs.pool.zero_()

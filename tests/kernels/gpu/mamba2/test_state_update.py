@@ -1,4 +1,4 @@
-"""One step of the recurrence in Triton: equal to the reference, in place or from slot to slot."""
+"""One step of Mamba-2's recurrence in Triton: equal to the reference, in place or from slot to slot."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -22,7 +22,7 @@ class StepShape:
 
     rows: int
     groups: int
-    heads: int  # of each group
+    heads: int  # number of heads in each group
     width: int
     size: int
 
@@ -39,7 +39,7 @@ SHAPES = st.builds(
 
 @dataclass(frozen=True)
 class StepInputs:
-    """The arguments of a step. x, B and C are slices of a convolution's result, dt of another tensor."""
+    """The arguments of a step. x, B and C are slices of a convolution's result; dt is a slice of another tensor."""
 
     convolved: Tensor
     dt: Tensor

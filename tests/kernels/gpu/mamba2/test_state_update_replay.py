@@ -1,4 +1,4 @@
-"""The recurrence with a ring of inputs: the same bits as without, and a state that is exact whenever it is flushed."""
+"""Mamba-2's recurrence with a ring of inputs: the same bits as without a ring, and an exact state after each flush."""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -28,7 +28,7 @@ few = settings(max_examples=8, deadline=None)
 
 @dataclass
 class Decoding:
-    """Rows that decode with a ring, and a second pool that is written at each token, for comparison."""
+    """Rows that decode with a ring of inputs, and for comparison a second pool that is written at each token."""
 
     s: StepShape
     g: torch.Generator
@@ -55,7 +55,7 @@ class Decoding:
         return x, dt, self.A, B, C, self.D
 
     def step(self, plain: ModuleType, ringed: ModuleType) -> tuple[Tensor, Tensor]:
-        """Return y with a ring and without."""
+        """Return y computed with a ring of inputs, and y computed without one."""
         inputs = self.inputs()
         at = self.ring, self.places, self.starts
         y = ringed.replay_state_update(*inputs, self.pool, self.slots, self.positions, *at)

@@ -1,4 +1,4 @@
-"""Experts in Triton: equal to the reference for any choice, and batch-invariant."""
+"""Experts in Triton: equal to the reference for any choice of experts, and batch-invariant."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def by_triton(*arguments: Tensor, activation: Activation, bits: int | None = Non
     top_k=st.integers(1, 4),
 )  # fmt: skip
 def test_pairs_are_sorted_and_cut_into_tiles(seed: int, count: int, tile_rows: int, rows: int, top_k: int) -> None:
-    """Some experts may have no pairs, and there may be no pairs at all."""
+    """Pairs (a token and an expert) are sorted by expert, also if some experts or all of them have none."""
     g = torch.Generator().manual_seed(seed)
     chosen = torch.randint(-1, count + 1, (rows, top_k), generator=g, dtype=torch.int32)
     order, tiles = sort_pairs(chosen, count, tile_rows)

@@ -41,7 +41,7 @@ def test_padding_is_routed_nowhere_and_changes_no_other_row() -> None:
 
 
 def test_results_are_batch_invariant() -> None:
-    """Products are exact here, so that only the order of the splits can make a difference."""
+    """Rounded inputs make products exact, so only the order of the splits could change a result."""
     x, router, bias = drawn(0, 70, 700, 20, F32)
     x, router, rule = x.round(), (router * 64).round() / 64, RoutingRule(3, "sigmoid", True, 4, 2)
     together = triton.route(x, router, bias, rule)

@@ -21,7 +21,7 @@ def test_equals_the_reference(norm_before_gate: bool | None, rows: int, groups: 
     x = torch.randn(rows, channels + 2, generator=g)[:, 2:]
     gate = torch.randn(rows, 2 * channels, generator=g)[:, :channels]
     weight = torch.randn(channels, generator=g)
-    # norm_before_gate None: there is no norm.
+    # If norm_before_gate is None, there is no norm.
     arguments = (x, gate, None if norm_before_gate is None else weight, 1e-3, groups, bool(norm_before_gate))
     found = triton.gated_norm(*arguments)
     torch.testing.assert_close(found, reference.gated_norm(*arguments), rtol=1e-5, atol=1e-6)

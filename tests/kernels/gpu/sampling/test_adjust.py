@@ -49,7 +49,7 @@ def test_biases_and_counts_are_the_references(entries: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     places = torch.randperm(5 * 13, generator=generator)[:entries]
     rows, tokens, addends = places // 13, places % 13, torch.randn(entries, generator=generator)
-    # Some tokens are both biased and banned.
+    # Up to three tokens are banned (biased by -inf) in addition to another bias.
     rows, tokens = (torch.cat((of, of[:3])) for of in (rows, tokens))
     addends = torch.cat((addends, torch.full((min(entries, 3),), -math.inf)))
     wide = torch.randn(5, 20, generator=generator)

@@ -1,4 +1,4 @@
-"""Log probabilities in Triton: the reference's numbers, and its order of ties."""
+"""Log probabilities in Triton: the same numbers as the reference, and the same order of ties."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Sampling in Triton: the reference's draws for all splits, batches and ways in which the cut is found."""
+"""Sampling in Triton: the reference's draws for all splits, batches and ways of finding the top-k and top-p cutoff."""
 
 import math
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def configure(
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make blocks small, so that small vocabularies have several splits, and rows whose candidates do not fit."""
+    """Make blocks small, so that small vocabularies have several splits, and some rows overflow a candidate list."""
     configure(monkeypatch, split=32, listed=32)
     yield
 
@@ -126,7 +126,7 @@ def test_the_distribution_is_the_softmax_of_the_remaining_tokens() -> None:
     params = replace(make_params(draws, temperature, min_p=0.05, seed=11), any_truncated=False)
     counts = torch.bincount(triton.sample(logits.expand(draws, -1), params).tokens, minlength=vocab_size)
     assert counts[5] == 0
-    assert ((counts - expected) ** 2 / expected)[:5].sum() < 18.5  # Chi-square, 4 degrees, p = 0.001.
+    assert ((counts - expected) ** 2 / expected)[:5].sum() < 18.5  # chi-square with 4 degrees of freedom, p = 0.001
 
 
 def test_rows_without_a_finite_best_logit_are_drawn_greedily_and_reported() -> None:

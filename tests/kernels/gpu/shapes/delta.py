@@ -1,4 +1,4 @@
-"""Shapes of gated delta nets, real and odd ones: prefill and decode between the projections, and the bare rule."""
+"""Cases for gated delta nets of real and odd shapes: prefill and decode between the projections, and the rule alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class NetShape:
         return _meta(rows, self.inner + self.channels + 2 * self.heads).to(dtype)
 
     def pools(self, slots: int, states: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the views of one of two layers: the convolution pool and the state pool."""
+        """Return the convolution pool and the state pool of one layer: views of slots that hold two layers."""
         conv, state = (self.kernel - 1) * self.channels, self.inner * self.size * states.itemsize // 4
         memory = torch.empty(slots, 2, conv + state, device="meta")[:, 1]
         conv_pool = memory[:, :conv].unflatten(1, (self.kernel - 1, self.channels))
@@ -76,7 +76,7 @@ def decode(s: NetShape, dtype: torch.dtype, states: torch.dtype) -> None:
 
 
 def bare(s: NetShape) -> None:
-    """Run the rule with A = None, so that its inputs are used as they are; the update writes states to `targets`."""
+    """Run the delta rule alone, on prepared inputs (A is None); the update writes states to `targets`."""
     plan, (_, pool), index = s.plan(), s.pools(9, F32), torch.empty(5, dtype=torch.int64, device="meta")
     for rows in (plan.tokens, 5):
         q, v, g = _meta(rows, s.key_heads, s.size), _meta(rows, s.heads, s.width), _meta(rows, s.heads)

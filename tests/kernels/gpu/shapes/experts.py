@@ -12,7 +12,7 @@ import baton.kernels.moe.shared_expert.triton
 from baton.kernels.moe.experts import PARTS, Activation, PackedExperts
 
 F32, BF16 = torch.float32, torch.bfloat16
-# Number of experts, experts per token, model width, inner width.
+# Number of experts, experts per token, model width, inner width, activation.
 SIZES: dict[str, tuple[int, int, int, int, Activation]] = {
     "Granite 4 h-tiny": (64, 6, 1536, 512, "silu_gated"),
     "Granite 4 h-small": (72, 10, 4096, 768, "silu_gated"),

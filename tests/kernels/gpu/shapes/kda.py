@@ -1,4 +1,4 @@
-"""Shapes of Kimi Delta Attention, real and odd ones: prefill and decode between the projections, and the bare rule."""
+"""Cases for Kimi Delta Attention of real and odd shapes: prefill and decode between projections, and the rule alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,13 +32,13 @@ class KdaShape:
         return KdaConstants(taps, dt_bias, _meta(self.heads), _meta(self.width), 1e-6)
 
     def projected(self, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Return `projected`, which is a slice of a wider projection, `forget` and `gate`."""
+        """Return `projected` (a slice of a wider projection), `forget` and `gate`."""
         wide = _meta(rows, self.channels + self.heads + 2 * self.width).to(dtype)
         forget, gate = _meta(rows, self.heads * self.size), _meta(rows, self.heads * self.width)
         return wide[:, : self.channels + self.heads], forget.to(dtype), gate.to(dtype)
 
     def pools(self, slots: int, states: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the views of one of two layers: the convolution pool and the state pool."""
+        """Return the convolution pool and the state pool of one layer: views of slots that hold two layers."""
         inner = self.heads * self.width
         conv, state = (self.kernel - 1) * self.channels, inner * self.size * states.itemsize // 4
         memory = torch.empty(slots, 2, conv + state, device="meta")[:, 1]
@@ -63,7 +63,7 @@ def decode(s: KdaShape, dtype: torch.dtype, states: torch.dtype) -> None:
 
 
 def bare(s: KdaShape) -> None:
-    """Run the rule with A = None, so that its inputs are used as they are."""
+    """Run the delta rule alone, on prepared inputs (A is None)."""
     plan, (_, pool), index = s.plan(), s.pools(9, F32), torch.empty(5, dtype=torch.int64, device="meta")
     for rows in (plan.tokens, 5):
         q, v, beta = _meta(rows, s.heads, s.size), _meta(rows, s.heads, s.width), _meta(rows, s.heads)

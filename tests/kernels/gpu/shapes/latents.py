@@ -1,4 +1,4 @@
-"""The cache entries of latent attention, at models' widths and an odd one."""
+"""Writing the cache entries of latent attention, at the widths of models and at an odd one."""
 
 from collections.abc import Callable
 from functools import partial

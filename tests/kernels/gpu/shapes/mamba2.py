@@ -10,7 +10,7 @@ from baton.kernels.mamba2.constants import MixerConstants
 
 @dataclass(frozen=True)
 class MixerShape:
-    """The shape of a mixer. groups: of B and C, and of the norm."""
+    """The shape of a Mamba-2 mixer. groups: number of groups of B and C, and of the norm."""
 
     heads: int
     width: int
@@ -46,7 +46,7 @@ class MixerShape:
         return _meta(rows, self.inner + self.channels + self.heads).to(dtype)
 
     def pools(self, slots: int, states: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return one layer's pools of inputs and of states; slots hold two layers."""
+        """Return the convolution pool and the state pool of one layer: views of slots that hold two layers."""
         conv, state = (self.kernel - 1) * self.channels, self.inner * self.state * states.itemsize // 4
         memory = torch.empty(slots, 2, conv + state, device="meta")[:, 1]
         conv_pool = memory[:, :conv].unflatten(1, (self.kernel - 1, self.channels))

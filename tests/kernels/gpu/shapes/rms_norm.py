@@ -1,4 +1,4 @@
-"""RMS norm of the hidden widths of models, with and without something added."""
+"""RMS norm at the hidden widths of models, with and without an addition to the residual."""
 
 from collections.abc import Callable
 from functools import partial

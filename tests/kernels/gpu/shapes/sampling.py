@@ -1,4 +1,4 @@
-"""Sampling's kernels at the vocabulary sizes of models, on tensors without memory, for compilation only."""
+"""Sampling's kernels at the vocabulary sizes of models, on meta tensors, for compilation only."""
 
 from collections.abc import Callable
 

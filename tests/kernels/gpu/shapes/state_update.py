@@ -1,4 +1,4 @@
-"""One step of the recurrence from slot to slot, without a bias of dt."""
+"""One step of Mamba-2's recurrence from slot to slot, without a bias of dt."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""The recurrence with a ring of inputs."""
+"""Mamba-2's recurrence with a ring of inputs."""
 
 from collections.abc import Callable
 from functools import partial

@@ -18,7 +18,7 @@ from baton.kernels.state_pool import reference, triton
 )
 @settings(max_examples=20, deadline=None)
 def test_the_four_operations(form: ModuleType, moved: int, size: int, seed: int) -> None:
-    """size: in units of 64 bytes."""
+    """Gather, copy, clear and scatter equal their definitions. size: bytes of a slot, in units of 64."""
     g = torch.Generator().manual_seed(seed)
     pool = torch.randint(256, (2 * moved + 2, 64 * size), dtype=torch.uint8, generator=g)
     sources, targets = torch.randperm(len(pool), generator=g)[: 2 * moved].view(2, moved)
@@ -58,7 +58,7 @@ def test_other_layouts_are_refused(pool: torch.Tensor) -> None:
 
 
 def test_each_is_one_launch_however_many_slots() -> None:
-    """There are more slots than the second dimension of a grid can have."""
+    """Each operation is one launch, even with more slots than the second dimension of a grid can have."""
     many, launches = torch.empty(100_000, dtype=torch.int64, device="meta"), []
     pool = torch.empty(9, 4096 * 64, dtype=torch.uint8, device="meta")
     with gpu.watched(launches.append):

@@ -1,4 +1,4 @@
-"""Compilation: which sources, a library without a C++ runtime, and no fault that a sanitizer finds."""
+"""Compilation of native code: the sources, a library without a C++ runtime, and no fault that a sanitizer finds."""
 
 import ctypes
 import os
@@ -40,7 +40,7 @@ def test_the_key_depends_on_everything_a_library_is_made_from(monkeypatch: pytes
 
 
 def test_the_sources_of_an_operation_include_those_of_included_operations() -> None:
-    """The cpu.cpp of an included operation defines what its headers declare."""
+    """An operation that includes another's header needs the other's cpu.cpp, which defines what the header declares."""
     assert operations_of(sources({"norm.rms"})) == {"norm.rms", "runtime.cpp", "runtime.cpu_graph"}
     assert operations_of(sources({"moe.experts"})) == {
         "moe.experts",
@@ -62,7 +62,7 @@ def operations_of(sources: list[Path]) -> set[str]:
 
 
 def test_a_library_needs_no_cpp_runtime() -> None:
-    """With Zig, none is linked. So kernels cannot use containers, exceptions or `new`."""
+    """Zig links no C++ runtime, so kernels cannot use containers, exceptions or `new`."""
     listed = subprocess.run(
         ["nm", "-D", "--undefined-only", str(library_for())], capture_output=True, text=True, check=True
     )
@@ -74,7 +74,7 @@ def test_a_library_needs_no_cpp_runtime() -> None:
 
 @pytest.mark.soak
 def test_sanitizers_find_nothing() -> None:
-    """Run the operations' tests again, with AddressSanitizer and UBSan in the library."""
+    """The tests of all operations pass with AddressSanitizer and UBSan in the library."""
     gcc = compiler()
     runtimes = [
         subprocess.run([*gcc.command, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout

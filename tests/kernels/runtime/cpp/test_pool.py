@@ -5,7 +5,7 @@ import sys
 
 from tests.kernels.installed import library_for
 
-# Torch's own work first, then native work; both have enough rows for all threads.
+# A program in which torch computes first, then native code; both have enough rows for all threads.
 SHARED = """
 import os, sys
 from pathlib import Path

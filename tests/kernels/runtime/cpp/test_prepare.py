@@ -19,7 +19,7 @@ from baton.kernels.runtime.cpp.prepare import Prepared, prepare
 from tests.kernels.installed import compiler, library_for, runnable
 
 NAME = "baton_add_rms_norm"
-OPERATIONS = {"norm.rms"}  # one is enough here, and compiles quickly
+OPERATIONS = {"norm.rms"}  # one operation is enough here, and compiles quickly
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def prepared(on_compile: Callable[[Prepared], None] = lambda found: None) -> Pre
 
 
 def make_compiler(path: Path, body: str) -> str:
-    """Create a compiler and return its path: a script that prints a version for --version, and else runs `body`."""
+    """Create a compiler and return its path: a shell script that prints a version for --version, else runs `body`."""
     path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "made up 1.0" && exit 0\n{body}\n')
     path.chmod(0o755)
     return str(path)
@@ -108,7 +108,7 @@ def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As on a file system that is mounted noexec, where mapping the file fails."""
+    """Torch computes if the library cannot be loaded, as on a file system that is mounted noexec."""
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv(
         "CXX", make_compiler(tmp_path / "c", 'for last; do :; done; echo "not what it should be" > "$last"')

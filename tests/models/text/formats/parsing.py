@@ -47,7 +47,7 @@ def called(index: int, name: str, arguments: str, whole: bool = True) -> list[Ou
 
 
 def splits(text: str) -> Iterable[list[str]]:
-    """Yield splits of a text: one character at a time, and in two at every place."""
+    """Yield splits of a text: into single characters, and into two pieces at every position."""
     yield list(text)
     yield from ([text[:cut], text[cut:]] for cut in range(len(text) + 1))
 

@@ -62,7 +62,7 @@ def test_text_without_calls_is_unchanged(text: str, format: ToolFormat) -> None:
 @settings(max_examples=400)
 @given(text=texts, format=formats)
 def test_content_around_calls_is_in_the_text_in_order(text: str, format: ToolFormat) -> None:
-    """The content is the text without the calls, each one stretch, and without the white space around them."""
+    """The content is the text without the calls; each call is one contiguous span, with the white space around it."""
     events = parse([text], format, TOOLS)
     contents = [re.escape(event.text) for event in events if isinstance(event, Content)]
     at_start = bool(events) and isinstance(events[0], Content)
@@ -182,7 +182,7 @@ def test_a_megabyte_of_hostile_text_takes_linear_time(before: str, step: int) ->
         ("a head's call", "ends of heads' calls", "kimi", 1000),
         ("an open list", "lists", "hermes", 1000),
         ("a string", "ends of values", "qwen3_coder", 1000),
-        # The text held back here is long: copying it for each piece would take many seconds.
+        # From here on, the parser holds back a long text; copying that text for each piece would take many seconds.
         ("", "white space", "hermes", 4),
         ("arguments first", "digits", "hermes", 4),
         ("a call", "closers", "hermes", 4),

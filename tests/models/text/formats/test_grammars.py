@@ -91,10 +91,10 @@ def accepted(grammar: str, added: Collection[str], text: str) -> bool:
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_the_grammar_accepts_what_templates_write(name: str, added: Collection[str]) -> None:
     format = TOOL_FORMATS[name]
-    # Letters written as escapes are not accepted.
+    # Grammars do not accept letters written as escapes, so each escape is replaced by its letter.
     shown = [written(TEMPLATES[name], answer("", CALLS[:count])).replace("\\u00e9", "é") for count in (1, 2)]
     one, two = (text.lstrip() for text in shown)
-    # This template begins every answer with a thought, whose marker is in the prompt.
+    # The template of qwen3_coder begins every answer with a thought, whose marker is in the prompt.
     begun = name == "qwen3_coder"
     for text in (one, two):
         assert accepted(grammar_of(format, added, begun=begun), added, text), text
@@ -111,7 +111,7 @@ def test_the_grammar_accepts_what_templates_write(name: str, added: Collection[s
 
 
 def drawn(grammar: str, added: Collection[str], rng: random.Random) -> str:
-    """Draw a text that the grammar accepts, token by token; closing tokens more often, so that it ends."""
+    """Draw a text that the grammar accepts, token by token. Closing tokens are more likely, so that the text ends."""
     made = tokenizer(added)
     matcher = LLMatcher(LLTokenizer(made.to_str(), eos_token=EOS), grammar)
     ids: list[int] = []

@@ -78,7 +78,7 @@ F = called(0, "f", '{"a": 1}')
             hermes('{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {}}'),
             [*F, *called(1, "g", "{}")],
         ),
-        # Too few and too many braces; the last marker cut off or missing.
+        # Outputs with too few or too many braces, or with the last marker cut off or missing.
         (hermes('{"name": "f", "arguments": {"a": 1}'), F),
         (hermes('{"name": "f", "arguments": {"a": 1}}}'), F),
         ('<tool_call>{"name": "f", "arguments": {"a": 1}}', F),

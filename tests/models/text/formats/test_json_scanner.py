@@ -19,7 +19,7 @@ SHREDS = st.lists(
 
 
 def scan(pieces: list[str]) -> tuple[str, str, JsonScanner]:
-    """Return the text that belongs to the value, and the rest of the pieces, which is not read."""
+    """Feed the pieces to a scanner; return the text of the JSON value, the unread rest, and the scanner."""
     scanner, passed, rest = JsonScanner(), "", ""
     for piece in pieces:
         at = 0

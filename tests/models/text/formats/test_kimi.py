@@ -1,4 +1,4 @@
-"""Calls after ids that contain their names, as Kimi K2 and Kimi Linear write them."""
+"""Tool calls whose ids contain the function's name, as Kimi K2 and Kimi Linear write them."""
 
 import json
 from typing import Any
@@ -36,7 +36,7 @@ F, G = called(0, "f", '{"a": 1}'), called(1, "g", "{}")
         ("I look.\n" + section(one("functions.f:3")) + "\n", [Content("I look."), *F]),
         (section(one("functions.f:0")) + "\n\nSo.", [*F, Content("\n\nSo.")]),
         (section(one("functions.f:0")) + section(one("functions.g:1", "{}")), [*F, *G]),
-        # Incomplete ids, and white space.
+        # Calls with incomplete ids, and with white space.
         (section(one("f:0")), F),
         (section(one("f")), F),
         (section(one("functions.f")), F),
@@ -46,14 +46,14 @@ F, G = called(0, "f", '{"a": 1}'), called(1, "g", "{}")
         (section(one("functions.a.b-c:0")), called(0, "a.b-c", '{"a": 1}')),
         (section(one("functions.functions.f:0")), called(0, "functions.f", '{"a": 1}')),
         (section(one("functions.f:x")), called(0, "f:x", '{"a": 1}')),
-        # Values that stand for an object, and the contents of one.
+        # Arguments that stand for an object without being one, and unusual contents of an object.
         (section(one("f:0", "")), called(0, "f", "{}")),
         (section(one("f:0", " ")), called(0, "f", "{}")),
         (section(one("f:0", "null")), called(0, "f", "{}")),
         (section(one("f:0", '"{\\"a\\": 1}"')), F),
         (section(one("f:0", '{"a": "x\ny"}')), called(0, "f", '{"a": "x\\ny"}')),
         (section(one("f:0", json.dumps({"a": CALL_END + END}))), called(0, "f", json.dumps({"a": CALL_END + END}))),
-        # Too few and too many markers, and the end.
+        # Outputs with too few or too many markers, or with an unusual end.
         (one("f:0"), F),
         (one("f:0") + one("g:1", "{}") + END, [*F, *G]),
         (one("f:0") + " so", [*F, Content(" so")]),
@@ -191,7 +191,7 @@ USER = {"role": "user", "content": "Hi"}
                 message(("functions.f:2", "f")),
             ],
         ),
-        # Ids from elsewhere: from the model itself, restarting in each answer, or of calls that are not in the chat.
+        # Ids of the model itself, ids that restart in each answer, and the id of a call that is not in the chat.
         (
             [message(("functions.f:0", "f")), result("functions.f:0"), message(("functions.g:1", "g"))],
             [message(("functions.f:0", "f")), result("functions.f:0"), message(("functions.g:1", "g"))],

@@ -24,7 +24,7 @@ def template(name: str) -> str:
         ("granitemoehybrid", "granite", "granite4"),
         ("nemotron_h", "nemotron_v2", "nemotron_v2"),
         ("nemotron_h", "xml_tools", "qwen3_coder"),
-        # If template and family differ, the template counts.
+        # If the template and the family name different formats, the template counts.
         ("nemotron_h", "hermes", "hermes"),
         ("qwen3_next", "xml_tools", "qwen3_coder"),
         ("mamba2", "hermes", "hermes"),
@@ -82,7 +82,7 @@ def answer(content: str, calls: list[tuple[str, dict[str, Any]]]) -> dict[str, A
 
 
 def written(name: str, message: dict[str, Any]) -> str:
-    """Return the text of a message that the template would have the model write."""
+    """Return the part of a rendered message that the model itself would write."""
     shown, format = ChatTemplate({"default": template(name)}, {"bos_token": ""}), tool_format("", [template(name)])
     assert format is not None
     prompt = shown.render([ASKED], add_generation_prompt=False)
@@ -115,7 +115,7 @@ def parsed(name: str, text: str) -> list[OutputEvent]:
 def test_what_templates_write_is_parsed_and_written_again(
     name: str, content: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    """So the next turn's prompt begins with the tokens that the model wrote, and resumes from their state."""
+    """A template writes a parsed answer as the model wrote it, so the next prompt resumes from those tokens' state."""
     text = written(name, answer(content, calls))
     events = parsed(name, text)
     found = [(called, json.loads(arguments)) for called, arguments, _ in calls_of(events)]

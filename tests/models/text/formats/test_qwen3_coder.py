@@ -88,7 +88,7 @@ def test_contents_of_a_string(value: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "text, expected",
     [
-        # An end marker is missing, or the first one is.
+        # An end marker is missing, or the first marker is.
         ("<tool_call><function=edit><parameter=path>x</parameter></tool_call>.", [*path("x"), Content(".")]),
         ("<tool_call><function=edit><parameter=path>x\n</function></tool_call>.", [*path("x"), Content(".")]),
         ("<tool_call><function=edit><parameter=path>x</parameter></function>", path("x")),
@@ -202,7 +202,7 @@ def whole_text_parse(text: str) -> list[tuple[str, dict[str, str]]]:
 
 
 NAMES = st.from_regex(r"[a-z_.-]{1,8}", fullmatch=True)
-# Characters that do not end a value in a parse of the whole text.
+# Characters that cannot end a value for `whole_text_parse`.
 STRINGS = st.text(st.sampled_from('a <>\n{"é=,\\'), max_size=12)
 
 

@@ -107,7 +107,7 @@ def test_text_is_converted_by_type(types: str, text: str, value: str) -> None:
     ],
 )
 def test_strings_are_shown_while_they_are_generated(types: str, pieces: list[str], shown: list[str]) -> None:
-    """The text shown after each piece, and at the end."""
+    """`shown` has the text that is shown after each piece, and at the end."""
     found: list[str] = []
     value = value_of(frozenset(types.split()), lambda text: found.append(found.pop() + text))
     for piece in pieces:

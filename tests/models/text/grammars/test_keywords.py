@@ -1,4 +1,4 @@
-"""JSON Schema's keywords, in the order of its test suite: the outputs that each allows, and refused keywords."""
+"""JSON Schema's keywords, in the order of its test suite: the outputs that each allows, and the refused keywords."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from baton.models.text.tokenizer import load_text
 TEXT = load_text(Path(__file__).parents[4] / "models" / "bundled")
 GRAMMARS = TEXT.grammars(TEXT.vocab_size)
 INTEGER, STRING, ARRAY, OBJECT = ({"type": kind} for kind in ("integer", "string", "array", "object"))
-# Valid and invalid values. Properties have the schema's order, as in every output.
+# For each keyword a schema, valid values and invalid values. Properties have the schema's order, as in every output.
 HELD: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "additionalProperties": (
         {**OBJECT, "properties": {"a": INTEGER}, "additionalProperties": {"type": "boolean"}},
@@ -102,7 +102,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 def follows(schema: dict[str, Any], value: Any) -> bool:
-    """Return whether this is a complete output."""
+    """Return whether the schema's grammar accepts the value as a complete output."""
     matcher = GRAMMARS.matcher(json_schema(schema))
     try:
         for token in TEXT.encode(json.dumps(value, ensure_ascii=False), add_special_tokens=False):
@@ -136,6 +136,6 @@ def test_unsupported_keywords_are_refused_by_name(name: str) -> None:
 
 
 def test_one_of_allows_several_alternatives_to_match() -> None:
-    """oneOf is the only keyword that is enforced differently: like anyOf."""
+    """oneOf is enforced like anyOf; no other keyword differs from JSON Schema."""
     schema = {"oneOf": [INTEGER, {"minimum": 2}]}
     assert not jsonschema.Draft202012Validator(schema).is_valid(3) and follows(schema, 3)
