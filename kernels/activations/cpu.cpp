@@ -8,7 +8,7 @@
 namespace baton {
 namespace {
 
-constexpr int64_t GRAIN = 16384;  // Least numbers per part of a parallel loop: fewer do not pay for waking a thread.
+constexpr int64_t GRAIN = 16384;  // Minimum elements per part of a parallel loop; fewer are not worth waking a thread.
 
 // Call f(row) for each row, in parallel.
 template <class F>
@@ -59,7 +59,7 @@ extern "C" void baton_squared_relu(int type, const void *x, void *y, int64_t row
             T *to = static_cast<T *>(y) + row * width;
             over(width, [=](int64_t i, auto v) {
                 using V = decltype(v);
-                const V given = get<V>(from + i), positive = given < 0 ? V{} : given;  // A NaN stays a NaN.
+                const V given = get<V>(from + i), positive = given < 0 ? V{} : given;  // keeps NaN: NaN < 0 is false
                 put(to + i, positive * positive);
             });
         });

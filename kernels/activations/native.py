@@ -16,7 +16,7 @@ SQUARED_RELU = "baton_squared_relu"
 
 
 def takes(x: Tensor) -> bool:
-    """Return whether the C functions are installed and take this tensor."""
+    """Return whether the C functions of silu_multiply and squared_relu are installed and take this tensor."""
     return (
         cpp.function(SILU_MULTIPLY) is not None
         and cpp.function(SQUARED_RELU) is not None
@@ -27,7 +27,7 @@ def takes(x: Tensor) -> bool:
 
 
 def takes_gated(x: Tensor, gate: Tensor) -> bool:
-    """Return whether the C function is installed and takes these tensors."""
+    """Return whether the C function of sigmoid_gate is installed and takes these tensors."""
     return (
         cpp.function(SIGMOID_GATE) is not None
         and x.dtype == gate.dtype
@@ -66,22 +66,22 @@ def squared_relu(x: Tensor) -> Tensor:
 
 
 def check_sigmoid_gate() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     _check(lambda x: sigmoid_gate(x, x), lambda x: reference.sigmoid_gate(x, x))
 
 
 def check_silu_multiply() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     _check(silu_multiply, reference.silu_multiply)
 
 
 def check_squared_relu() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     _check(squared_relu, reference.squared_relu)
 
 
 def _check(found: Callable[[Tensor], Tensor], expected: Callable[[Tensor], Tensor]) -> None:
-    """Raise AssertionError where two functions of one tensor differ."""
+    """Raise AssertionError if two functions of one tensor differ."""
     x = torch.randn(3, 74, generator=torch.Generator().manual_seed(0))
     for dtype, tolerance in zip(TYPES, (1e-5, 2**-7), strict=True):
         assert_agrees(found(x.to(dtype)), expected(x.to(dtype)), rtol=tolerance, atol=1e-6)

@@ -1,1 +1,1 @@
-"""Attention: over pages, rotary embeddings, and the cache of latent attention."""
+"""Attention over pages of keys and values, rotary embeddings, and the cache entries of latent attention (MLA)."""

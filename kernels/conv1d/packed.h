@@ -18,7 +18,7 @@ struct Plan {
 
     int64_t tokens() const { return starts[chunks]; }
     int64_t length(int64_t chunk) const { return starts[chunk + 1] - starts[chunk]; }
-    // Return the most tokens of a chunk, rounded up to whole vectors.
+    // Return the tokens of the longest chunk, rounded up to whole vectors.
     int64_t longest() const {
         int64_t most = 0;
         for (int64_t chunk = 0; chunk < chunks; ++chunk) most = std::max(most, round_up(length(chunk)));
@@ -33,13 +33,13 @@ template <class T> struct Convolution {
     Plan plan;
     int64_t kernel, channels;
     const float *taps, *bias;  // [kernel, channels]; [channels] or null
-    const T *inputs;  // [tokens, channels], `stride` apart
+    const T *inputs;  // [tokens, channels], rows `stride` elements apart
     int64_t stride;
-    float *pool;  // [slots, kernel - 1, channels], slots `pool_stride` apart
+    float *pool;  // [slots, kernel - 1, channels], slots `pool_stride` elements apart
     int64_t pool_stride;
 
     // Write SiLU of the convolution of a chunk's tokens, for `count` channels from `channel` on, to `to`: [tokens,
-    // round_up(count)]. Works on LANES channels at a time, whose inputs are gathered as consecutive vectors first.
+    // round_up(count)]. LANES channels are computed at a time; their inputs are first gathered as consecutive vectors.
     void operator()(int64_t segment, int64_t chunk, int64_t channel, int64_t count, float *to) const {
         const int64_t history = kernel - 1, begin = plan.starts[chunk], end = plan.starts[chunk + 1];
         float *const rows = scratch(BUFFER, (history + end - begin + kernel) * LANES);
@@ -56,8 +56,8 @@ template <class T> struct Convolution {
         }
     }
 
-    // Write the last inputs of checkpoints and ends to their slots. Called after all outputs are computed, because ends
-    // overwrite the segments' slots, which the convolution reads.
+    // Write the last inputs of checkpoints and ends to their slots. To be called after all outputs are computed,
+    // because ends overwrite the segments' slots, which the convolution reads.
     void save() const {
         for (int64_t segment = 0; segment < plan.segments; ++segment) {
             const int64_t last = plan.first[segment + 1];

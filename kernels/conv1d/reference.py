@@ -14,8 +14,8 @@ def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, p
     taps: float32 [K, channels]; taps[K-1] multiplies the current token, taps[0] the oldest input.
     bias: float32 [channels] or None.
     pool: float32 [slots, K-1, channels]. A slot holds the last K-1 inputs, oldest first. Each segment's slot is read as
-        the history before its first token and receives the inputs at its end. Each checkpoint's slot receives those at
-        the checkpoint's position.
+        the history before its first token and receives the inputs at its end. Each checkpoint's slot receives the last
+        inputs at the checkpoint's position.
     """
     rows = torch.empty(len(x) + plan.head_rows.numel(), x.shape[1], dtype=torch.float32, device=x.device)
     rows[plan.head_rows] = pool[plan.slot_index]

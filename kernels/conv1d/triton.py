@@ -39,7 +39,7 @@ def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, t
         TOKENS=LONGEST,
         **sizes,
     )
-    # A launch of its own, after the first, which reads the slots that this one overwrites.
+    # This launch comes after _convolve, because it overwrites the slots that _convolve reads.
     launch(
         _keep_ends,
         (triton.cdiv(channels, 256), table.segments if kernel > 1 else 0),
@@ -71,9 +71,10 @@ def _convolve(
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute BLOCK channels of one chunk, and write those of the checkpoints at its end.
+    """Compute BLOCK channels of one chunk, and write the last inputs to the slots of the checkpoints at its end.
 
-    A token's K inputs are its segment's tokens in x and, before the segment's first token, the history in the slot.
+    A token's KERNEL inputs are its segment's tokens in x and, before the segment's first token, the history in the
+    slot.
     """
     BLOCKS: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
     chunk, token = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.arange(0, TOKENS)
@@ -102,7 +103,7 @@ def _convolve(
     y_places = token[:, None] * CHANNELS + channel[None, :]
     tl.store(y_ptr + begin * CHANNELS + y_places, silu(y).to(y_ptr.dtype.element_ty), live[:, None] & inside[None, :])
 
-    # Checkpoints: their slots belong to no other segment, so nothing that is still to be read is overwritten.
+    # Write the checkpoints. No segment reads their slots, so nothing is overwritten that is still to be read.
     if KERNEL > 1:
         for save in range(tl.load(saves_ptr + chunk).to(tl.int32), tl.load(saves_ptr + chunk + 1).to(tl.int32)):
             segment_ptr, length = x_ptr + segment_begin * X_ROW, end - segment_begin
@@ -131,7 +132,7 @@ def _keep_ends(
     length = tl.load(starts_ptr + tl.load(first_ptr + segment + 1)).to(tl.int64) - begin
     own_ptr = pool_ptr + tl.load(slots_ptr + segment).to(tl.int64) * SLOT
     last = _last_inputs(x_ptr + begin * X_ROW, own_ptr, length, channel, CHANNELS, KERNEL, X_ROW, ROWS)
-    tl.debug_barrier()  # A segment shorter than K - 1 moves rows within its slot: read all before writing any.
+    tl.debug_barrier()  # A segment shorter than KERNEL - 1 moves rows within its slot: read all before writing any.
     _keep(own_ptr, last, channel, CHANNELS, KERNEL, ROWS)
 
 
@@ -146,9 +147,9 @@ def _last_inputs(
     X_ROW: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Return [ROWS, channels], of which the first K-1 rows are the last inputs of a segment that begins at x_ptr.
+    """Return the last inputs of a segment that begins at x_ptr: the first KERNEL - 1 rows of [ROWS, channels].
 
-    Inputs before the segment come from its history. ROWS is K-1, rounded up to a power of two.
+    Inputs before the segment come from its history. ROWS is KERNEL - 1, rounded up to a power of two.
     """
     row = tl.arange(0, ROWS)
     place = length - (KERNEL - 1) + row  # int64
@@ -161,7 +162,7 @@ def _last_inputs(
 
 @jit
 def _keep(slot_ptr, rows, channel, CHANNELS: tl.constexpr, KERNEL: tl.constexpr, ROWS: tl.constexpr):
-    """Write the first K-1 of `rows`, as _last_inputs returns them, to a slot."""
+    """Write the first KERNEL - 1 of `rows`, which _last_inputs has returned, to a slot."""
     row = tl.arange(0, ROWS)
     inside = (row < KERNEL - 1)[:, None] & (channel < CHANNELS)[None, :]
     tl.store(slot_ptr + (row[:, None] * CHANNELS + channel[None, :]), rows, inside)

@@ -18,7 +18,7 @@ CANDIDATES = [KernelConfig({"BLOCK": block}, warps) for block, warps in [(256, 2
 def conv1d_update(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, slots: Tensor) -> Tensor:
     """Compute reference.conv1d_update. x, float32 or bfloat16, and the pool may be strided in their first dimension.
 
-    Rows may share a slot if neither its contents nor these rows of the result are used, as with padding rows.
+    Padding rows may share a slot, because neither the slot's contents nor the results of these rows are used.
     """
     rows, (kernel, channels) = len(x), taps.shape
     y = torch.empty(rows, channels, dtype=torch.float32, device=x.device)

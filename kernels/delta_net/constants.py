@@ -1,4 +1,4 @@
-"""The weights of a delta net's layer except those of its projections."""
+"""The weights and constants of a delta net layer other than its projections."""
 
 from dataclasses import dataclass
 

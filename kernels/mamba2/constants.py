@@ -20,6 +20,6 @@ class MixerConstants:
     D: Tensor  # [H]
     norm: Tensor | None  # [inner], weight of the gated RMS norm; None: there is only the gate
     norm_groups: int  # equal parts of the channels, each of which is normalised by its own mean square
-    eps: float  # added to these mean squares
+    eps: float  # added to the mean squares of the norm
     dt_limits: tuple[float, float]  # range that dt is clamped to
-    norm_before_gate: bool = False  # apply the gate after the norm
+    norm_before_gate: bool = False  # True: apply the gate after the norm; False: before it

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 LONGEST = 64
-"""Most tokens of a chunk."""
+"""Maximum tokens of a chunk."""
 
 
 class ChunkLists(NamedTuple):
@@ -37,7 +37,7 @@ class ChunkLists(NamedTuple):
 
 @dataclass(frozen=True)
 class ChunkTable:
-    """ChunkLists on the device: contiguous int64 tensors with the meanings and shapes described there."""
+    """ChunkLists on the device: contiguous int64 tensors with the meanings and shapes that ChunkLists describes."""
 
     lists: ChunkLists  # the same numbers, on the host
     slots: Tensor

@@ -17,8 +17,8 @@ class ConvPlan:
 
     offsets: tuple[int, ...]  # segment s is tokens [offsets[s], offsets[s+1]) of the batch
     slots: tuple[int, ...]  # the slot of each segment's state
-    saved: tuple[tuple[int, int, int], ...]  # (segment, tokens of it, slot) of each state to write, ends included
-    history: int  # inputs in a state: the width of the convolution less 1
+    saved: tuple[tuple[int, int, int], ...]  # (segment, number of its tokens, slot) of each state to write, ends too
+    history: int  # inputs in a state: the width of the convolution minus 1
     device: torch.device
 
     @cached_property

@@ -18,7 +18,7 @@ class PrefillPlan:
     The plans that only the references and torch's forms need are made on first use.
     """
 
-    offsets: Sequence[int]  # these four: see kernels.prefill.chunk_table.cut
+    offsets: Sequence[int]  # offsets, starts, slots, checkpoints: see kernels.prefill.chunk_table.cut
     starts: Sequence[int]
     slots: Sequence[int]
     checkpoints: Sequence[tuple[int, int, int]]

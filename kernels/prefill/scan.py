@@ -28,9 +28,9 @@ class ChunkPlan:
     Segments are sorted by their number of chunks, the largest first, so each round works on rows [0, n).
     """
 
-    rows: tuple[int, ...]  # slot of each segment, in that order
+    rows: tuple[int, ...]  # slot of each segment; segments with most chunks first
     rounds: tuple[tuple[ScanChunk, ...], ...]
-    tokens: int  # of the batch
+    tokens: int  # number of tokens of the batch
     device: torch.device
 
     @cached_property
@@ -45,21 +45,21 @@ class ChunkPlan:
 
     @cached_property
     def index(self) -> Tensor:
-        """Token at each place: int64 [chunks, longest]. A short chunk repeats its last token."""
+        """Batch index of each chunk's tokens: int64 [chunks, longest]. A short chunk is padded with its last token."""
         begin, end = self._bounds
         places = torch.arange(int((end - begin).max()))
         return torch.minimum(begin[:, None] + places, end[:, None] - 1).to(self.device)
 
     @cached_property
     def valid(self) -> Tensor:
-        """Whether a place holds a token of its own: bool [chunks, longest]. False where `index` repeats one."""
+        """Whether each entry of `index` is a token: bool [chunks, longest]. False for padding."""
         begin, end = self._bounds
         places = torch.arange(int((end - begin).max()))
         return (begin[:, None] + places < end[:, None]).to(self.device)
 
     @cached_property
     def place(self) -> Tensor:
-        """Place of each token in the flattened [chunks · longest]: int64 [tokens]."""
+        """Index of each token in the flattened `index`, [chunks · longest]: int64 [tokens]."""
         index, valid = self.index.flatten(), self.valid.flatten()
         place = torch.empty(self.tokens, dtype=torch.int64, device=self.device)
         place[index[valid]] = valid.nonzero().squeeze(1)
@@ -79,7 +79,7 @@ def plan_chunks(
     chunk_size: int,
     device: torch.device,
 ) -> ChunkPlan:
-    """Cut segments into chunks and arrange these in rounds. Arguments: see kernels.prefill.chunk_table.cut."""
+    """Cut segments into chunks, and arrange the chunks in rounds. Arguments: see kernels.prefill.chunk_table.cut."""
     return rounds_of(cut(offsets, starts, slots, checkpoints, chunk_size), device)
 
 

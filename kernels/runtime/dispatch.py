@@ -1,4 +1,4 @@
-"""Which form of an operation computes: Triton on a GPU, compiled C++ where it fits, else torch."""
+"""The choice of the form that computes an operation: Triton on a GPU, compiled C++ where it fits, else torch."""
 
 from collections.abc import Callable
 from functools import cache, update_wrapper
@@ -18,11 +18,11 @@ def dispatch(
 ) -> Callable[P, R]:
     """Return the operation that `reference` defines; each call is computed by the first form that takes its arguments.
 
-    reference: runs if no other form does. The operation has its signature and its docstring.
-    forms: pairs (condition, form), tried in order. A condition sees as many of the operation's positional arguments as
-        it has parameters.
-    triton: a module with a function of the same name, which computes if the first argument is a tensor where Triton
-        computes. It is imported at the first such call, because importing Triton takes a second.
+    reference: runs if no other form takes the arguments. The operation has the reference's signature and docstring.
+    forms: pairs (condition, form), tried in order. A condition is called with as many of the operation's positional
+        arguments as the condition has parameters.
+    triton: a module with a function of the reference's name, which runs if Triton computes on the first argument's
+        device. The module is imported at the first such call, because importing Triton takes a second.
     """
     name = reference.__name__
 

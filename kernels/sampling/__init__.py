@@ -28,7 +28,7 @@ sample = dispatch(
 
 
 def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
-    """Compute reference.apply_masks with its fastest form. Raise ValueError if masks are shorter than logits."""
+    """Compute reference.apply_masks with the fastest form. Raise ValueError if masks are shorter than logits."""
     if 32 * words.shape[1] < logits.shape[1]:
         raise ValueError(f"{words.shape[1]} words of mask for {logits.shape[1]} tokens")
     if takes(logits):
@@ -41,7 +41,7 @@ def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute reference.log_probabilities with its fastest form."""
+    """Compute reference.log_probabilities with the fastest form for the logits' device."""
     if takes(logits):
         from baton.kernels.sampling import triton_log_probabilities
 

@@ -7,19 +7,19 @@ from baton.kernels.runtime import triton
 
 
 class TokenCounts:
-    """Token counts of the rows that have penalties, one line of 5·V bytes for each such row.
+    """Token counts of the rows that have penalties: two tables with one line (5·V bytes in all) for each such row.
 
-    Lines are reused. Their number doubles when none is free, so memory stays below twice what the largest number of
-    penalised rows at one time needed.
+    Lines are reused. The number of lines doubles when none is free, so memory stays below twice what the largest number
+    of simultaneous rows with penalties needs.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.prompt_seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)  # [lines, V]
         self.output_counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)  # [lines, V]
-        self._free: list[int] = []  # lines without a row; the last one is used next
+        self._free: list[int] = []  # lines that belong to no row; the last one is used next
 
     def open(self, prompt: Tensor, output: Tensor) -> int:
-        """Return the index of a free line of both tables, set to the tokens of a new row.
+        """Set a free line of both tables to the tokens of a new row, and return the line's index.
 
         prompt, output: int64 [n]; `output` is empty unless the request resumes.
         """
@@ -29,11 +29,11 @@ class TokenCounts:
         self.prompt_seen[line].zero_()[prompt] = True
         counts = self.output_counts[line].zero_()
         counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
-        self._free.pop()  # Last, because a failure above (out of memory) must not lose the line.
+        self._free.pop()  # Removed last: a failure above (out of memory) must not lose the line.
         return line
 
     def add(self, lines: Tensor, tokens: Tensor) -> None:
-        """Count one output token on each line, both int64 [n]: O(1) per line, in place, in stream order."""
+        """Count tokens[i], an output token, on line lines[i], both int64 [n]: O(1) each, in place, in stream order."""
         if triton.takes(self.output_counts):
             from baton.kernels.sampling import triton_adjust
 
@@ -46,11 +46,11 @@ class TokenCounts:
         self._free.append(line)
 
     def _grow(self) -> None:
-        """Double the number of lines."""
+        """Double the number of lines of both tables."""
         lines = len(self.prompt_seen)
         added = max(lines, 1)
         grown = [torch.cat((old, old.new_zeros(added, old.shape[1]))) for old in (self.prompt_seen, self.output_counts)]
-        self.prompt_seen, self.output_counts = grown  # Assigned together: if memory runs out, neither has grown.
+        self.prompt_seen, self.output_counts = grown  # Assigned together: if memory runs out, neither table has grown.
         self._free.extend(range(lines + added - 1, lines - 1, -1))
 
 
@@ -71,7 +71,7 @@ def apply_penalties(
 
     rows: int64 [n], the rows to penalise, all different.
     prompt_seen, output_counts: the tensors of TokenCounts.
-    lines: int64 [n], each row's line in them.
+    lines: int64 [n], each row's line in these tensors.
     repetition, presence, frequency: float32 [n].
     """
     if triton.takes(logits):

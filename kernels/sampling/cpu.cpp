@@ -1,5 +1,5 @@
-// Drawing tokens from logits, as reference.py defines it, except for the exponentials, which the caller computes with
-// torch because torch's define the weights. Weights are integers, so a draw does not depend on the order of additions.
+// The draw of tokens from logits, as reference.py defines it. The caller computes the exponentials with torch, because
+// torch's exponentials define the weights. Weights are integers, so a draw does not depend on the order of additions.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -12,9 +12,9 @@ namespace {
 
 using namespace baton;
 
-constexpr int64_t BLOCK = 128;  // Tokens whose maximum or sum is stored, so that a search can skip them.
+constexpr int64_t BLOCK = 128;  // Tokens per block. A stored maximum or sum lets a search skip a block.
 constexpr float WEIGHT_OF_ONE = 1099511627776.0f;  // 2^40
-// Bits of a digit of Row::reach.
+// Bits of a digit in the radix select of Row::reach.
 constexpr int BITS = 11, BUCKETS = 1 << BITS;
 typedef int64_t whole __attribute__((vector_size(8 * LANES)));
 
@@ -49,7 +49,7 @@ void find_maxima(const float *x, int64_t count, float *maxima) {
         maxima[block] = greatest(x + block * BLOCK, std::min(BLOCK, count - block * BLOCK));
 }
 
-// Return the index of the greatest number, the lowest on a tie; that of the first NaN if there is one.
+// Return the index of the greatest number, the lowest on a tie; the first NaN's index if there is one.
 int64_t find_greatest(const float *x, int64_t count) {
     float *const maxima = scratch(MAXIMA, blocks(count));
     find_maxima(x, count, maxima);
@@ -78,7 +78,7 @@ double uniform(int64_t seed, int64_t position) {
 // The weight of an exponential in [0, 1], in units of 2^-40.
 int64_t weight(float x) { return static_cast<int64_t>(x * WEIGHT_OF_ONE); }
 
-// A number that is ordered like the logit; 0 and -0 have the same. Not for NaN.
+// A number that is ordered like the logit; the same for 0 and -0. Not for NaN.
 uint32_t key(float logit) {
     const float x = logit + 0.0f;
     uint32_t bits;
@@ -124,7 +124,7 @@ struct Row {
         return count;
     }
 
-    // Return a bound that at least `wanted` logits reach: the wanted-th greatest maximum of a block.
+    // Return a bound that at least `wanted` logits reach: the blocks' maximum of rank `wanted`.
     float bound_of(int64_t wanted) const {
         if (wanted > blocks(vocab)) return -INFINITY;
         float *const maxima = scratch(MAXIMA, blocks(vocab));
@@ -133,9 +133,10 @@ struct Row {
         return maxima[wanted - 1];
     }
 
-    // Return the first of the ids, by rank, at which the sum of amounts reaches `bound`; the sum of all must reach it.
-    // This is a radix select: for each digit of the keys, from the highest down, sum the amounts per value of the
-    // digit, and continue with the ids of the value in which the bound is reached. `ids` is overwritten.
+    // Add up amount(id) in the order of rank, and return the id at which the sum reaches `bound`, as a Cut. The sum
+    // over all ids must reach it. This is a radix select: for each digit of the keys, from the highest down, sum the
+    // amounts per value of the digit, and continue with the ids of the value in which the bound is reached. `ids` is
+    // overwritten.
     template <class F> Cut reach(int32_t *ids, int64_t count, int64_t bound, F amount) const {
         int64_t *const amounts = reinterpret_cast<int64_t *>(scratch(AMOUNTS, 2 * BUCKETS));
         for (int shift = 32 - BITS; shift > -BITS; shift -= BITS) {
@@ -206,7 +207,8 @@ struct Row {
 
 // Find the greatest logit of each row.
 // logits: float32 [rows, vocab], rows `stride` elements apart.
-// best: [rows], its id, the lowest on a tie; the first NaN's if there is one. greatest: [rows], that logit.
+// best: [rows], that logit's id, the lowest on a tie; the id of the first NaN if there is one.
+// greatest: [rows], that logit.
 extern "C" void baton_arg_max(const float *logits, int64_t stride, int64_t rows, int64_t vocab, int64_t *best,
                               float *greatest) {
     parallel_for(rows, [=](int64_t begin, int64_t end) {
@@ -236,7 +238,7 @@ extern "C" void baton_draw(const float *logits, int64_t stride, int64_t vocab, c
                            const float *exps, const int64_t *top_k, const float *top_p, const float *min_p,
                            const int64_t *seed, const int64_t *position, int64_t *tokens) {
     parallel_for(count, [=](int64_t begin, int64_t end) {
-        const FlushDenormals flush;  // A denormal exponential has weight 0 anyway.
+        const FlushDenormals flush;  // This loses nothing: a denormal exponential has weight 0.
         for (int64_t i = begin; i < end; ++i) {
             const int64_t row = chosen[i];
             const Row drawn{logits + row * stride, exps + i * vocab, vocab};
@@ -253,8 +255,7 @@ BATON_RECORDABLE(baton_arg_max)
 BATON_RECORDABLE(baton_scale_logits)
 BATON_RECORDABLE(baton_draw)
 
-// Set logits of tokens that are not allowed to -infinity in the rows `chosen`, [count], unless they are NaN or
-// +infinity.
+// In the rows `chosen`, [count], set the logits of tokens that are not allowed to -infinity. NaN and +infinity stay.
 // allowed: [count, width], a bit for each token.
 extern "C" void baton_mask_logits(float *logits, int64_t stride, int64_t vocab, const int64_t *chosen, int64_t count,
                                   const uint32_t *allowed, int64_t width) {

@@ -1,4 +1,4 @@
-"""The draws of reference.py in C++ (cpu.cpp). The exponentials are torch's, because they define the weights."""
+"""The draws of reference.py in C++ (cpu.cpp). The exponentials are torch's, because torch's define the weights."""
 
 import torch
 from torch import Tensor
@@ -10,11 +10,11 @@ from baton.kernels.sampling import reference
 from baton.kernels.sampling.reference import Sampled, SamplingTensors
 
 ARG_MAX, SCALE, DRAW, MASK = "baton_arg_max", "baton_scale_logits", "baton_draw", "baton_mask_logits"
-BLOCK_ELEMENTS = 2**19  # Largest temporary: it stays in the CPU's cache, and the allocator reuses mapped memory.
+BLOCK_ELEMENTS = 2**19  # Maximum size of a temporary: it stays in the CPU's cache, and the allocator reuses its memory.
 
 
 def takes(logits: Tensor) -> bool:
-    """Return whether the C functions are installed and take these tensors."""
+    """Return whether the C functions that draw tokens are installed and take these logits."""
     installed = all(cpp.function(name) is not None for name in (ARG_MAX, SCALE, DRAW))
     return installed and logits.is_cpu and logits.dtype == torch.float32 and logits.stride(1) == 1
 
@@ -47,7 +47,7 @@ def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
 def arg_max(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the id of each row's greatest logit, int64 [R], and that logit, float32 [R].
 
-    On a tie it is the lowest id. A row with NaNs yields the first NaN.
+    On a tie the id is the lowest one. A row with NaNs yields the first NaN.
     """
     run = cpp.function(ARG_MAX)
     assert run is not None
@@ -83,14 +83,14 @@ def _row_arguments(logits: Tensor, rows: Tensor) -> tuple[int, ...]:
 
 
 def check_arg_max() -> None:
-    """Raise AssertionError where it differs from torch's."""
+    """Raise AssertionError if the C function differs from torch's argmax."""
     logits = _logits()
     logits[0, 200] = torch.nan
     assert_agrees(arg_max(logits)[0], logits.argmax(-1), rtol=0, atol=0)
 
 
 def check_scaled() -> None:
-    """Raise AssertionError where it differs from torch's arithmetic."""
+    """Raise AssertionError if the C function differs from torch's arithmetic."""
     logits, params = _logits(), _params()
     rows, greatest = torch.arange(1, 24, 2), logits.amax(-1)
     found = scaled(logits, rows, greatest, params.temperature)
@@ -98,7 +98,7 @@ def check_scaled() -> None:
 
 
 def check_draw() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     logits, params = _logits(), _params()
     rows, tokens = torch.arange(24), torch.empty(24, dtype=torch.int64)
     exps = ((logits - logits.amax(-1, keepdim=True)) / params.temperature[:, None]).exp_()
@@ -107,7 +107,7 @@ def check_draw() -> None:
 
 
 def check_masks() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     logits, rows = _logits(), torch.tensor([3, 20, 0])
     logits[3, :40], logits[20, 7], logits[0, 300] = torch.nan, torch.inf, -torch.inf
     words = torch.randint(-(2**31), 2**31, (3, 11), dtype=torch.int32, generator=torch.Generator().manual_seed(1))

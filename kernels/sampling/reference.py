@@ -30,7 +30,8 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 class SamplingTensors:
     """The sampling parameters of R rows; every tensor is [R], on the device of the logits.
 
-    The two flags are known to the host, which saves reading the tensors. None reads them, and so waits for the device.
+    The two flags can be set by the host, which knows them. A flag of None is computed from the tensors, which waits for
+    the device.
     """
 
     temperature: Tensor  # float32, 0: greedy
@@ -39,8 +40,8 @@ class SamplingTensors:
     min_p: Tensor  # float32 in [0, 1]
     seed: Tensor  # int64
     position: Tensor  # int64, the absolute position of the token to be drawn
-    all_greedy: bool | None = None  # no row draws at random
-    any_truncated: bool | None = None  # some row has top_k or top_p
+    all_greedy: bool | None = None  # whether no row draws at random
+    any_truncated: bool | None = None  # whether some row has top_k or top_p
 
     def greedy(self) -> bool:
         """Return whether no row draws at random."""
@@ -74,7 +75,8 @@ def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
     NaN and +inf stay as they are, so that `Sampled.finite` still reports the row.
 
     rows: int64 [n], the rows that have a mask, all different.
-    words: int32 [n, W >= ceil(V / 32)], a bit mask for each; token i is allowed if bit i % 32 of word i // 32 is set.
+    words: int32 [n, W >= ceil(V / 32)], a bit mask for each of these rows; token i is allowed if bit i % 32 of word i
+        // 32 is set.
     """
     ids = torch.arange(logits.shape[1], device=logits.device)
     allowed = words[:, ids // 32].bitwise_right_shift((ids % 32).int()).bitwise_and(1).bool()
@@ -85,7 +87,7 @@ def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
 def uniform(seed: Tensor, position: Tensor) -> Tensor:
     """Return random numbers, float64 [R] in [0, 1) with 53 random bits: a pure function of (seed, position), int64 [R].
 
-    Made with wrapping integer arithmetic, so they are the same on every device.
+    The arithmetic is on wrapping integers, so the numbers are the same on every device.
     """
     bits = _mix(_mix(seed + _GAMMA) + (position + 1) * _GAMMA)
     return _shift_right(bits, 11).double() * 2.0**-53
@@ -101,7 +103,7 @@ def weights(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def top_p_threshold(top_p: Tensor, mass: Tensor) -> Tensor:
-    """Return the threshold of top_p, int64 [R]: a ranked token stays if the weights before it sum to less than this.
+    """Return the threshold of top_p, int64 [R]: a ranked token stays if the weights before it sum to less.
 
     top_p: float32 [R]. mass: int64 [R], the sum of each row's weights.
     """
@@ -163,8 +165,9 @@ def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor,
     The logits must be the model's own, before bias, penalties and temperature. This takes about 12·R·V bytes of
     memory, so callers split long prompts.
 
-    Return three tensors: the log probabilities of `tokens` (int64 [R]), float32 [R]; those of the `top` best tokens,
-    float32 [R, top]; and the ids of these, int64 [R, top], best first and the lowest id first on a tie.
+    Return three tensors: the log probabilities of `tokens` (int64 [R]), float32 [R]; the log probabilities of the `top`
+    best tokens, float32 [R, top]; and the ids of the best tokens, int64 [R, top], best first and the lowest id first on
+    a tie.
     """
     normalizer = logits.logsumexp(-1, keepdim=True)
     chosen = logits.gather(1, tokens[:, None]) - normalizer
@@ -181,7 +184,7 @@ def log_probabilities_of(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def _truncate(logits: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Return the weights with those that top_k and top_p drop set to 0 (steps 2 and 3)."""
+    """Return the weights, with the weights that top_k and top_p drop set to 0 (steps 2 and 3)."""
     order = logits.sort(dim=-1, descending=True, stable=True).indices
     limit = torch.where(top_k > 0, top_k, logits.shape[1])
     rank = torch.arange(logits.shape[1], device=logits.device)

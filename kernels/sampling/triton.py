@@ -4,8 +4,8 @@ The kernels, each of which splits a row's vocabulary over several programs excep
 1. _find_best: the greatest logit of each split.
 2. _weigh: the sum of each split's weights. If top_k or top_p cut the row, also how many tokens lie within each of
    DISTANCES distances from the greatest logit, and their weight.
-3. _list, if some row is cut: from these numbers follows a distance that the cut lies within. If few tokens are within
-   it, they are listed.
+3. _list, if some row is cut: derives from these numbers a distance within which the cut lies, and lists the tokens
+   within it if they are few.
 4. draw, one program per row: finds the cut, by sorting the list if it is short and by bisection otherwise, and draws.
 
 All sums are sums of integers, so a draw depends neither on the splits nor on other rows of the batch.
@@ -51,7 +51,8 @@ def split_candidates() -> list[KernelConfig]:
 def draw_candidates() -> list[KernelConfig]:
     """Return the configurations of `draw` to choose from.
 
-    LIST: most tokens that are listed. SORT: most that are sorted. CHUNK: tokens that a program walks over at a time.
+    LIST: maximum tokens that are listed. SORT: maximum tokens that are sorted. CHUNK: tokens that a program reads at a
+        time.
     """
     chunks = (256, 512, 1024)
     return [
@@ -64,9 +65,9 @@ def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
 
     A flag of `params` that is None is not read from the tensors; the kernels for all cases are launched instead.
 
-    The exponential is within one unit in the last place, as torch's is, but not identical. So weights may have a
-    relative difference of 2**-22, and a draw differs from the reference's if its uniform number is that close to the
-    boundary between two tokens.
+    The exponential is exact to one unit in the last place, as torch's is, but not identical to torch's. So weights may
+    have a relative difference of 2**-22, and a draw differs from the reference's if its uniform number is that close to
+    the boundary between two tokens.
     """
     rows, vocab = logits.shape
     config = config_of("sampling.split", f"vocab={vocab}", logits.device, SPLIT_CONFIG, *split_candidates())
@@ -198,7 +199,7 @@ def _list(
     LIST: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """List the ids, in ascending order, of the tokens within the distance that contains the cut, if at most LIST."""
+    """List the ids, ascending, of the tokens within the distance that contains the cut, if they are at most LIST."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature, top_p = tl.load(temperature_ptr + row), tl.load(top_p_ptr + row)
     limit = limit_of(tl.load(top_k_ptr + row), VOCAB)

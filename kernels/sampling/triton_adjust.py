@@ -88,7 +88,7 @@ def _apply_penalties(
     STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Penalise BLOCK tokens of one row. Only logits of tokens that the line has seen are read and written."""
+    """Penalise BLOCK tokens of one row. Only logits of tokens that the row's line has counted are read and written."""
     index = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = ids < VOCAB
@@ -106,7 +106,7 @@ def _apply_penalties(
 
 @jit
 def _apply_bias(logits_ptr, rows_ptr, tokens_ptr, addends_ptr, count, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """Add BLOCK of `count` addends."""
+    """Add BLOCK of the `count` addends to their logits."""
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = places < count
     rows = tl.load(rows_ptr + places, inside, other=0)
@@ -138,7 +138,7 @@ def _apply_masks(
 
 @jit
 def _count(output_counts_ptr, lines_ptr, tokens_ptr, count, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """Count BLOCK of `count` tokens."""
+    """Count BLOCK of the `count` tokens, each on its line."""
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = places < count
     lines = tl.load(lines_ptr + places, inside, other=0)

@@ -1,6 +1,7 @@
 """The search for a row's cut: the rank of the last token that top_k and top_p keep.
 
-From the highest rank down, it is the first rank at which there are `limit` tokens or their weights reach `threshold`.
+Ranks are sort keys (triton_numbers.py:ranks_of). From the highest rank down, the cut is the first rank at which the
+number of tokens is `limit` or the sum of their weights reaches `threshold`.
 A token of weight 0 is never drawn, so it does not matter on which side of the cut it lies.
 """
 
@@ -35,9 +36,9 @@ def limit_of(top_k, VOCAB: tl.constexpr):
 
 @jit
 def distance(index, DISTANCES: tl.constexpr):
-    """Return the scaled logit of a distance: from near the greatest logit (index 0) to where every weight is 0.
+    """Return distance `index` as a scaled logit: from near 0, the greatest logit, to where every weight is 0.
 
-    Exact, so that all kernels compute the same number.
+    The result is exact, so that all kernels compute the same number.
     """
     return (index + 1) * (index + 1) * (LIGHTEST / (DISTANCES * DISTANCES))
 
@@ -60,9 +61,9 @@ def narrowed(
     LANES: tl.constexpr,
     DISTANCES: tl.constexpr,
 ):
-    """Return a distance that the cut lies within, and how many tokens of each split do, int64 [LANES].
+    """Return a distance within which the cut lies, and the number of tokens of each split within it, int64 [LANES].
 
-    within_ptr: [SPLITS, DISTANCES] of a row, sums of amounts.
+    within_ptr: a row's sums of amounts, [SPLITS, DISTANCES].
     """
     lanes, indices = tl.arange(0, LANES), tl.arange(0, DISTANCES)
     places = lanes[:, None] * DISTANCES + indices[None, :]
@@ -100,7 +101,7 @@ def cut_by_sort(
     temperature,
     SORT: tl.constexpr,
 ):
-    """Find the cut by sorting the listed tokens, at most SORT of which one is the cut.
+    """Find the cut by sorting the listed tokens: at most SORT, and the cut must be one of them.
 
     mass: the sum of the row's weights, used if limit is NO_LIMIT.
     """
@@ -150,9 +151,9 @@ def cut_by_bisection(
 ):
     """Find the cut by bisection over ranks, among the tokens that tokens_at returns.
 
-    lowest_scaled: a distance that the cut lies within, unless only tokens of weight 0 lie after it.
+    lowest_scaled: a distance within which the cut lies, unless all tokens beyond the distance have weight 0.
     """
-    # Rounding is monotone, so this is not above the logit of any token within the distance.
+    # Rounding is monotone, so this bound is not above the logit of any token within the distance.
     cut = lowest_ranks_of(greatest + 1.001 * lowest_scaled * temperature)
     if limit < NO_LIMIT:
         cut = _reach(logits_ptr, listed_ptr, is_listed, stop, cut, limit, True, greatest, temperature, CHUNK)
@@ -176,7 +177,7 @@ def _reach(
     temperature,
     CHUNK: tl.constexpr,
 ):
-    """Return the highest rank of a token such that tokens from that rank up reach `bound`; the lowest if none do.
+    """Return the highest rank at which the tokens of this rank and above reach `bound`; the lowest rank if none does.
 
     COUNTS: `bound` is a number of tokens, else a sum of weights. low: all tokens that matter have at least this rank.
     """

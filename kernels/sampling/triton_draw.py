@@ -115,7 +115,7 @@ def _draw_from_all(
 ):
     """Draw from a row that neither top_k nor top_p cut: find the split of the token, then walk over that split.
 
-    sums: of the splits' weights that min_p keeps, padded with 0.
+    sums: for each split, the sum of the weights that min_p keeps, padded with 0. number: uniform in [0, 1).
     """
     target = _target(number, tl.sum(sums, 0))
     split = tl.sum((tl.cumsum(sums, 0) <= target).to(tl.int32), 0)
@@ -141,7 +141,7 @@ def _target(number, total):
 
 @jit
 def _remaining_weights(logits, ids, cut, least, greatest, temperature):
-    """Return the weights of tokens, 0 for those that the cut or min_p drops."""
+    """Return the weights of tokens, 0 for tokens that the cut or min_p drops."""
     weights = weights_of(scaled_of(logits, greatest, temperature))
     return tl.where((ranks_of(logits, ids) >= cut) & (weights >= least), weights, 0)
 

@@ -1,4 +1,4 @@
-"""Log probabilities in Triton: a program per split finds its best tokens and sum, and one per row combines them."""
+"""Log probabilities in Triton: one program per split finds best tokens and sums; one per row combines the splits."""
 
 from functools import cache
 
@@ -11,7 +11,7 @@ from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.sampling.triton_numbers import LOWEST, ids_of, logits_of, ranks_of
 
 MOST = 32
-"""Most tokens that can be asked for."""
+"""Maximum of `top`, the number of best tokens."""
 SPLIT_CONFIG = KernelConfig({"SPLIT": 4096}, warps=8)
 
 
@@ -24,8 +24,8 @@ def candidates() -> list[KernelConfig]:
 def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Compute reference.log_probabilities; top is at most MOST.
 
-    Logits may be strided in their first dimension, and each row has a finite one. Splits are added in order, so the
-    results are batch-invariant.
+    Logits may be strided in their first dimension, and each row must have a finite logit. Splits are added in order, so
+    the results are batch-invariant.
     """
     rows, vocab = logits.shape
     top = min(top, vocab)

@@ -1,4 +1,6 @@
-"""The per-logit and per-row functions of reference.py, for Triton's kernels."""
+"""The functions of reference.py for single logits and rows, for Triton's kernels. A rank is a token's sort key, an
+int64.
+"""
 
 from triton import language as tl
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 def round_by_chance(states: Tensor, positions: Tensor) -> Tensor:
-    """Round states, float32 [R, ...], to one of the two nearest bfloat16 numbers, with a probability by its nearness.
+    """Round states, float32 [R, ...], to one of the two nearest bfloat16 numbers; the nearer one is more probable.
 
-    A random integer of 16 bits is added to the float's bits before the lower 16 are cut off. It is a pure function of
-    the element's index in the state and of the row's absolute position, so it does not depend on other rows or on
-    threads. It is made with wrapping integer arithmetic, so it is the same on every device.
+    A random integer of 16 bits is added to the float's bits before the lower 16 are cut off. The random integer is a
+    pure function of the element's index in the state and of the row's absolute position, so it does not depend on other
+    rows or on threads. Its arithmetic is on wrapping integers, so it is the same on every device.
     A NaN stays a NaN if its lower 16 bits are 0, which holds for the NaNs that arithmetic produces.
 
     positions: int64 [R], each row's absolute position.
@@ -25,6 +25,6 @@ def round_by_chance(states: Tensor, positions: Tensor) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Hash int32 numbers; the upper bits are mixed best. The multipliers are those of Wellons' lowbias32."""
+    """Hash int32 numbers; the upper bits are mixed best. The multipliers come from Wellons' lowbias32."""
     x = x * 0x7FEB352D
     return (x ^ (x >> 15 & 0x1FFFF)) * (0x846CA68B - 2**32)

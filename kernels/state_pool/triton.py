@@ -8,7 +8,7 @@ from triton import language as tl
 from baton.kernels.runtime.triton import KernelConfig, config_of, launch
 from baton.kernels.runtime.triton.jit import jit
 
-# The configurations to choose from, the default first: four accesses of 16 bytes per thread. BLOCK counts words of 4.
+# The configurations to choose from, the default first: four accesses of 16 bytes per thread. BLOCK: words of 4 bytes.
 CANDIDATES = [KernelConfig({"BLOCK": block}, warps) for block, warps in [(2048, 4), (1024, 4), (4096, 4), (4096, 8)]]
 
 
@@ -37,7 +37,7 @@ def scatter(pool: Tensor, targets: Tensor, rows: Tensor) -> None:
 def _move(origin: Tensor | None, goal: Tensor, sources: Tensor | None, targets: Tensor | None, rows: int) -> None:
     """Set goal[targets[i]] to origin[sources[i]] for i in [0, rows).
 
-    origin: None writes zeros. sources, targets: None means i itself.
+    origin: None writes zeros. sources, targets: None stands for [0, 1, 2, …].
     """
     for tensor in (origin, goal):
         if tensor is not None and (tensor.dtype != torch.uint8 or not tensor.is_contiguous() or tensor.shape[1] % 64):

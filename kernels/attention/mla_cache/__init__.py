@@ -1,4 +1,4 @@
-"""The latents that latent attention (MLA) caches for each token: normalises them, and writes them to pages."""
+"""The cache entries of latent attention (MLA): normalise each token's latent, and write it to a page."""
 
 from baton.kernels.attention.mla_cache import native, reference
 from baton.kernels.runtime.dispatch import dispatch

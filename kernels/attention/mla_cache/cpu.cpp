@@ -11,9 +11,9 @@ namespace {
 
 using namespace baton;
 
-constexpr int64_t GRAIN = 16384;  // Least numbers per part of a parallel loop: fewer do not pay for waking a thread.
+constexpr int64_t GRAIN = 16384;  // Minimum elements per part of a parallel loop; fewer are not worth waking a thread.
 
-// The sum of squares.
+// Return the sum of the squares of x: [count].
 template <class T>
 float squares(const T *x, int64_t count) {
     floats total{};
@@ -24,7 +24,7 @@ float squares(const T *x, int64_t count) {
     return sum(total);
 }
 
-// to [width] ← weight·x / rms(x) for the first `rank` numbers; the others are copied.
+// to [width] ← weight·x / rms(x) for the first `rank` numbers; the other numbers are copied.
 template <class T>
 void write(const T *x, const T *weight, float eps, int64_t rank, int64_t width, T *to) {
     const float scale = 1.0f / std::sqrt(squares(x, rank) / static_cast<float>(rank) + eps);
@@ -36,7 +36,7 @@ void write(const T *x, const T *weight, float eps, int64_t rank, int64_t width, 
 
 }  // namespace
 
-// Write the entries of tokens to pages. All tensors have dtype `type`; strides are in elements.
+// Write the cache entries of tokens to pages. All tensors have dtype `type`; strides are in elements.
 // projected: [tokens, width], rows `stride` apart. weight: [rank].
 // places: [tokens], flat cache indices: page · page_size + offset.
 // pages: [page_size, width] each, page_stride apart.

@@ -42,7 +42,7 @@ def write_latents(projected: Tensor, weight: Tensor, eps: float, pages: Tensor, 
 
 
 def check() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     g, places = torch.Generator().manual_seed(0), torch.tensor([9, 2, 5])
     for dtype, tolerance in zip(TYPES, (1e-5, 0.02), strict=True):
         projected, weight = torch.randn(3, 45, generator=g).to(dtype), torch.randn(37, generator=g).to(dtype)

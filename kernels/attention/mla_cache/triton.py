@@ -49,7 +49,7 @@ def _write_latents(
     latent = tl.where(is_latent, values.to(tl.float32), 0.0)
     scale = tl.rsqrt(tl.sum(latent * latent, 0) / RANK + eps)
     normed = latent * scale * tl.load(weight_ptr + column, is_latent, other=0.0).to(tl.float32)
-    # Round to the weight's dtype and then to that of the pages, as the reference does.
+    # Round to the weight's dtype and then to the pages' dtype, as the reference does.
     normed = normed.to(weight_ptr.dtype.element_ty).to(pages_ptr.dtype.element_ty)
     place = tl.load(places_ptr + token)
     target_ptr = pages_ptr + (place // PAGE) * PAGE_STRIDE + (place % PAGE) * WIDTH

@@ -24,9 +24,9 @@ def paged_attention(
     prompts: int,
     longest: int,
 ) -> Tensor:
-    """Compute reference.paged_attention with its fastest form. Only Triton's grid needs the last two parameters.
+    """Compute reference.paged_attention with the fastest form. Only Triton's grid needs the last two parameters.
 
-    prompts: the number of segments, all at the front, that are prompts; the others have one token each.
+    prompts: how many segments are prompts. Prompts come first; each later segment is one token of a decoding row.
     longest: the number of tokens of the longest prompt.
     """
     if takes(query):

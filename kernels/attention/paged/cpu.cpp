@@ -16,14 +16,14 @@ namespace {
 
 using namespace baton;
 
-// Keys of a block. Blocks begin at multiples of it, so a token's sums are added in the same order in every step.
+// Keys in a block. Blocks begin at multiples of KEYS, so a token's sums are added in the same order in every step.
 constexpr int64_t KEYS = 64;
 
 enum Buffer { TURNED_KEYS, VALUES, QUERIES, SCORES, WEIGHTS, SUMS, ROWS, BLOCKS };
 
-// The packed segments. Segment s is tokens [offsets[s], offsets[s + 1]) at positions from starts[s] on. It is divided
-// into blocks of `tokens` tokens, which are numbered [blocks[s], blocks[s + 1]). table: a row of page numbers for each
-// segment, rows table_stride elements apart.
+// The packed segments. Segment s is tokens [offsets[s], offsets[s + 1]) at positions from starts[s] on. The segment is
+// divided into blocks of `tokens` tokens, numbered [blocks[s], blocks[s + 1]). table: a row of page numbers for each
+// segment, with rows table_stride elements apart.
 struct Segments {
     int64_t count, tokens, table_stride;
     const int64_t *offsets, *starts;
@@ -31,7 +31,7 @@ struct Segments {
     const int64_t *blocks;
 };
 
-// Return Segments::blocks, [segments + 1], in scratch memory of the calling thread.
+// Divide segments into blocks: return Segments::blocks, [segments + 1], in scratch memory of the calling thread.
 int64_t *cut(int64_t segments, int64_t tokens, const int64_t *offsets) {
     auto *const blocks = reinterpret_cast<int64_t *>(scratch(BLOCKS, 2 * (segments + 1)));
     blocks[0] = 0;
@@ -55,8 +55,8 @@ template <class Stored> struct Pages {
     int64_t size, page_stride, stride, head_stride;
 };
 
-// An iterator over a head's keys or values by position. It counts positions within the page, because computing page and
-// offset with a division for each position would take as long as the work on the row.
+// An iterator over a head's keys or values by position. The iterator counts positions within the page, because
+// computing page and offset with a division for each position would take as long as the work on the row.
 template <class Stored> class Rows {
 public:
     Rows(const Pages<Stored> &all, const int32_t *pages, int64_t kv_head, int64_t position)
@@ -81,9 +81,9 @@ private:
     int64_t offset;
 };
 
-// Attention over pages of type Stored. Number: the type of the factors of products. It is bfloat16 if the CPU has
-// instructions that multiply pairs of bfloat16, else float32. With bfloat16 the softmax weights are rounded to it, as
-// on a GPU, and the total that they are divided by is the sum of the rounded weights.
+// Attention over pages of type Stored. Number: the type of the operands of products. It is bfloat16 if the CPU has
+// instructions that multiply pairs of bfloat16, else float32. With bfloat16 the softmax weights are rounded to
+// bfloat16, as on a GPU, and divided by the sum of the rounded weights.
 template <class Stored, class Number> class Attention {
 public:
     const Segments s;
@@ -103,8 +103,8 @@ public:
     }
 
 private:
-    // Compute a block of tokens for one key head. Its rows are the block's tokens times the query heads that share the
-    // key head.
+    // Compute the attention of a block of tokens for one key head. Each token has one row for each query head that
+    // shares the key head.
     void attend(int64_t kv_head, int64_t block) const {
         const int64_t segment = std::upper_bound(s.blocks, s.blocks + s.count, block) - s.blocks - 1;
         const int64_t first = s.offsets[segment] + (block - s.blocks[segment]) * s.tokens;
@@ -138,13 +138,13 @@ private:
         });
     }
 
-    // Return the row of query and output that a row of a block stands for.
+    // Return the index in query and output, as [T · heads] rows, of a row of the block that begins at token `first`.
     int64_t place(int64_t first, int64_t kv_head, int64_t row) const {
         return (first + row / h.repeats()) * h.heads + kv_head * h.repeats() + row % h.repeats();
     }
 
     // Add the block of keys at positions [begin, min(begin + KEYS, last)) to the rows' sums, maxima and totals.
-    // position: that of the rows' first token.
+    // position: the position of the rows' first token.
     void add(int64_t segment, int64_t kv_head, int64_t begin, int64_t last, int64_t position, int64_t rows,
              const Number *queries, float *sums, float *highest, float *totals) const {
         const int64_t columns = h.columns(), summed = h.value_columns(), end = std::min(begin + KEYS, last);
@@ -158,8 +158,8 @@ private:
             const float kept = weigh(seen, scores + row * KEYS, weights + row * KEYS, highest[row], totals[row]);
             for (int64_t c = row * summed; c < (row + 1) * summed; c += LANES) put(sums + c, load(sums + c) * kept);
         }
-        // In float32, few rows read the values from the pages, many rows from a float32 copy: converting once pays only
-        // if the copy is read by several tiles. The sums are the same.
+        // In float32, few rows read the values directly from the pages, and many rows read a float32 copy: a copy pays
+        // only if several tiles read it. The sums are the same either way.
         Rows<Stored> pages{values, s.table + segment * s.table_stride, kv_head, begin};
         if constexpr (IN_PAIRS) {
             add_values(pair_values(pages, end - begin), 2 * summed, whole(end - begin), rows, weights, sums);
@@ -261,8 +261,9 @@ private:
         }
     }
 
-    // Replace a row's scores by softmax weights, 0 after the first `seen`; update its maximum and total. Return the
-    // factor that rescales the row's previous sums to the new maximum.
+    // Compute a row's softmax weights from its scores, of which it may see the first `seen`; the other weights are 0.
+    // Update the row's maximum and total, and return the factor that rescales the row's previous sums to the new
+    // maximum.
     float weigh(int64_t seen, float *scores, Number *weights, float &highest, float &total) const {
         if (seen == 0) {
             std::fill(weights, weights + KEYS, Number{});
@@ -290,8 +291,8 @@ private:
 
 // Compute reference.paged_attention. Dtypes are numbered as in numbers.h; strides are in elements.
 // query: [T, heads, width] and output: [T, heads, value_width], of dtype `type`.
-// keys, values: pages of dtype `stored`. Strides: between pages of keys; between pages, positions and heads of values.
-// table: page numbers, a row for each segment, rows table_stride apart.
+// keys, values: pages of dtype `stored`. key_stride: between pages of keys. value_...: between pages, positions, heads.
+// table: page numbers, one row for each segment, with rows table_stride apart.
 // tokens: how many tokens of a segment are computed together.
 // offsets: [segments + 1]; starts: [segments].
 extern "C" void baton_paged_attention(int type, const void *query, int stored, const void *keys, int64_t key_stride,

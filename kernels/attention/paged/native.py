@@ -19,7 +19,7 @@ ARGUMENTS = [
     *(FLOAT, POINTER),
 ]
 WRITE = "baton_write_pages"
-# Query rows (tokens times the heads that share keys) that are multiplied with a block of keys together.
+# How many query rows (tokens times the heads that share keys) are multiplied with a block of keys at once.
 ROWS = 64
 
 
@@ -98,7 +98,7 @@ def write_pages(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Te
 
 
 def check() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     g = torch.Generator().manual_seed(0)
     table = torch.randperm(20, generator=g).view(2, 10).int()
     offsets, starts = torch.tensor([0, 30, 31]), torch.tensor([50, 7])
@@ -113,7 +113,7 @@ def check() -> None:
 
 
 def check_write() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     places, pages = torch.tensor([9, 2, 5]), torch.zeros(4, 2, 3, 2, 20)
     keys, values = torch.randn(2, 3, 2, 20, generator=torch.Generator().manual_seed(0))
     expected = pages.clone()

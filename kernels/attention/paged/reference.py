@@ -54,7 +54,7 @@ def paged_attention(
 
 
 def check_fit(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:
-    """Raise ValueError unless the shapes are those that paged_attention takes."""
+    """Raise ValueError unless paged_attention can compute with these shapes."""
     heads, width = query.shape[1:]
     _, page_size, kv_heads, value_width = value_pages.shape
     if heads % kv_heads or key_pages.shape[1:] != (page_size, kv_heads, width) or value_width > width:

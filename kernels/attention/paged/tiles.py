@@ -10,9 +10,9 @@ from baton.kernels.runtime.triton import KernelConfig, config_of
 
 # Queries and keys of up to WIDEST columns are held as one tile; wider ones are multiplied in pieces of PIECE columns.
 WIDEST, PIECE = 256, 64
-# Most accumulators of values in a program with keys wider than WIDEST; further value columns go to other programs.
+# Maximum value accumulators of a program if keys are wider than WIDEST; other programs compute further value columns.
 SUMS = 32768
-# Most numbers that one program of the combine kernel reads: parts of a decoding row times columns.
+# Maximum numbers that one program of the combine kernel reads: parts of a decoding row times columns.
 COMBINED = 16384
 
 
@@ -63,7 +63,7 @@ def _config(
 
 
 def prefill_candidates(group: int, width: int, dtype: torch.dtype) -> list[KernelConfig]:
-    """Return the configurations to choose from, the default first; that one fits every GPU.
+    """Return the configurations to choose from, the default first; the default fits every GPU.
 
     A program holds BLOCK_M rows of queries (tokens times the `group` heads that share keys), and reads BLOCK_N
     positions at a time.
@@ -84,9 +84,9 @@ def prefill_candidates(group: int, width: int, dtype: torch.dtype) -> list[Kerne
 
 
 def decode_candidates(group: int, width: int, dtype: torch.dtype) -> list[KernelConfig]:
-    """Return the configurations to choose from, the default first; that one fits every GPU.
+    """Return the configurations to choose from, the default first; the default fits every GPU.
 
-    A program reads BLOCK_N positions at a time, a divisor of 128.
+    A program reads BLOCK_N positions at a time. BLOCK_N is a divisor of 128, so that blocks do not cross parts.
     """
     exact = dtype == torch.float32
     tile_bytes = 8192 if exact or group > 16 else 16384

@@ -19,7 +19,7 @@ from baton.kernels.runtime.triton import KernelConfig, launch
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
 
-# Most parts of a decoding row, summed over its key heads: enough to fill a GPU with a single row.
+# Maximum parts of a decoding row, summed over its key heads: enough to fill a GPU with a single row.
 PARTS = 128
 # A long sequence is split into parts of at least this many positions.
 SHORTEST = tl.constexpr(256)
@@ -63,8 +63,8 @@ def paged_attention(
     The query, key pages and the page table may be strided in their first dimension, value pages in all but the last.
     Raise ValueError for other layouts.
 
-    prompts: how many segments, the first ones, may have more than one token; the others have one each.
-    longest: the most tokens of a segment.
+    prompts: how many segments are prompts. Prompts come first; each later segment has one token.
+    longest: the number of tokens of the longest segment.
     """
     reference.check_fit(query, key_pages, value_pages)
     kv_heads, value_width = value_pages.shape[2:]
@@ -82,7 +82,7 @@ def paged_attention(
 
 
 def _layout(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> dict[str, int]:
-    """Return the constexprs that the kernels are compiled for. Raise ValueError for layouts that they cannot read."""
+    """Return the constexprs of the kernels. Raise ValueError for layouts that the kernels cannot read."""
     heads, width = query.shape[1:]
     _, page_size, kv_heads, value_width = value_pages.shape
     if value_pages.stride(3) != 1:
@@ -109,7 +109,7 @@ def _layout(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> dict[str, 
 def _attend_from_rows(
     arguments: tuple[Any, ...], starts: Tensor, prompts: int, output: Tensor, layout: dict[str, int]
 ) -> None:
-    """Compute the segments after the prompts, which have one token each: first their parts, then the combination."""
+    """Compute the one-token segments after the prompts: first the parts of each segment's positions, then their sum."""
     query, _, value_pages, page_table, *_ = arguments
     tokens, heads, _ = query.shape
     page_size, kv_heads, value_width = value_pages.shape[1:]
@@ -160,10 +160,11 @@ def _attend(
 
     This is the online softmax of flash attention with powers of 2: `scale` includes 1 / ln 2.
 
-    query: [M, WIDTH]; if WIDTH > BLOCK_WIDTH, pointers to its first BLOCK_WIDTH columns instead.
-    is_row: [M], which rows of the query exist.
+    query: [M, WIDTH], M rows of queries; if WIDTH > BLOCK_WIDTH, pointers to the first BLOCK_WIDTH columns instead.
+    is_row: [M], whether each row of the query exists.
+    value_dims: the indices of the value columns that this program computes.
     best, total: [M], the largest score so far, and the sum of 2^(score - best).
-    sums: [M, value_dims], the sum of the columns value_dims of values, weighted with 2^(score - best).
+    sums: [M, len(value_dims)], the sums of these value columns, weighted with 2^(score - best).
     limits: [M], a row sees the positions below its limit.
     end: positions from here on are not in the pages, and are not loaded.
     IS_WHOLE: every row sees all positions, so no causal mask is needed.
@@ -202,7 +203,10 @@ def _attend(
 
 @jit
 def _scores_of_pieces(query_ptrs, is_row, key_ptrs, is_there, dims, WIDTH: tl.constexpr):
-    """Return the products [M, N] of wide queries and keys, D columns at a time. Pointers and dims are the first D."""
+    """Return the scores [M, N] of M wide queries and N keys.
+
+    Scores are summed over parts of len(dims) columns; dims and the pointers are those of the first part.
+    """
     BLOCK_WIDTH: tl.constexpr = dims.shape[0]
     scores = tl.zeros([query_ptrs.shape[0], key_ptrs.shape[0]], tl.float32)
     for piece in range(0, WIDTH, BLOCK_WIDTH):
@@ -270,7 +274,7 @@ def _prefill(
     table_ptr += segment.to(tl.int64) * table_stride
     limits = start + tokens + 1
     end = start + tl.minimum(first + TOKENS, length)
-    # Positions below `whole` are visible to all tokens of the tile and need no mask; those from there on do.
+    # Positions below `whole` are visible to all tokens of the tile and need no mask; later ones need the causal mask.
     whole = (start + first + 1) // BLOCK_N * BLOCK_N
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -292,9 +296,9 @@ def _prefill(
 
 @jit
 def _span(length, PARTS: tl.constexpr):
-    """Return the positions of each part of a row but the last.
+    """Return how many positions each part of a row has; the last part may have fewer.
 
-    It is a multiple of 128, and so of every BLOCK_N, and so large that at most PARTS parts are needed.
+    The number is a multiple of 128 and therefore of every BLOCK_N, and large enough that PARTS parts cover the row.
     """
     return tl.maximum(SHORTEST, tl.cdiv(length, PARTS * 128) * 128)
 
@@ -331,12 +335,12 @@ def _decode(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Compute every n-th part of a row for the query heads of one key head, where n is the number of such programs.
+    """Compute every n-th part of a row for the query heads of one key head, where n programs share them.
 
-    Each part's weighted sums go to sums_ptr, its largest score and total to marks_ptr. Programs for other columns of
-    the same values write identical marks.
+    Each part's weighted sums go to sums_ptr. Its marks, which are the largest score and the total weight, go to
+    marks_ptr. Programs for other columns of the same values write identical marks.
 
-    room: how many parts sums_ptr and marks_ptr have room for.
+    room: how many parts of each row and head fit into sums_ptr and marks_ptr.
     """
     kv_head, row = tl.program_id(0) // VALUE_PARTS, tl.program_id(1).to(tl.int64)
     length = tl.load(starts_ptr + first_segment + row).to(tl.int32) + 1
@@ -384,9 +388,9 @@ def _combine(
     BLOCK_WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Combine the parts of one head of a row, each rescaled to the largest score of all.
+    """Combine the parts of one head of a row, each rescaled to the largest score of all parts.
 
-    Always adds up PARTS parts, some of them empty, so that the order of the additions does not depend on the batch.
+    Always add up PARTS parts, some of them empty, so that the order of the additions does not depend on the batch.
     """
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     heads = tl.num_programs(0)
@@ -434,7 +438,7 @@ def _write_pages(
 
 @jit
 def in_pages(place, PAGE: tl.constexpr, ROW: tl.constexpr, STRIDE: tl.constexpr):
-    """Return the offset in elements of a flat KV index: pages are STRIDE apart, the positions in a page ROW."""
+    """Return the element offset of flat KV index `place`. Pages are STRIDE apart, and positions in a page ROW apart."""
     place = place.to(tl.int64)
     return place // PAGE * STRIDE + place % PAGE * ROW
 

@@ -6,7 +6,7 @@
 #include "runtime/cpp/parallel.h"
 #include "runtime/cpu_graph/call.h"
 
-// Rotate the first `turned` columns of each head; the others are copied. `turned` is even and at most width.
+// Rotate the first `turned` columns of each head, and copy the other columns. `turned` is even and at most width.
 // x, y: [tokens, heads, width] of dtype `type`. cos, sin: [tokens, turned]. All are contiguous.
 extern "C" void baton_rotate(int type, const void *x, const float *cos, const float *sin, void *y, int64_t tokens,
                              int64_t heads, int64_t width, int64_t turned) {

@@ -35,7 +35,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def check() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     g = torch.Generator().manual_seed(0)
     x, angle = torch.randn(3, 2, 74, generator=g), torch.randn(3, 1, 37, generator=g).repeat(1, 1, 2)
     for (dtype, tolerance), beyond in product(zip(TYPES, (1e-5, 2**-7), strict=True), (0, 19)):

@@ -19,7 +19,7 @@ def rotate_and_write(
     value_pages: Tensor,
     places: Tensor,
 ) -> Tensor:
-    """Compute reference.rotate_and_write with its fastest form."""
+    """Compute reference.rotate_and_write with the fastest form that takes the tensors."""
     if cos is not None and sin is not None:
         if takes(query):
             from baton.kernels.attention.rotate_and_write import triton

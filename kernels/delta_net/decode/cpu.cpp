@@ -1,11 +1,11 @@
-// Delta nets between their projections for one token of each row, as reference.py defines them, with one pass over the
-// states.
+// Delta net layers between their input and output projections, for one token of each row, as reference.py defines them,
+// with one pass over the states.
 // A gated delta net has one decay per head, Kimi Delta Attention one per channel of the keys. With D the diagonal
 // matrix of the decays:
 //   fed = beta·(v − S·(D·k)), where S·(D·k) is the value that the decayed state has stored for k
 //   S' = S·D + fed⊗k
 //   o = S'·q = S·(D·q) + fed·(k·q)
-// Both products with a state need only S, so each row of it is read from memory once.
+// Both products with a state need only S, so each row of S is read from memory once.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -20,14 +20,14 @@
 namespace baton {
 namespace {
 
-constexpr int64_t GRAIN = 16384;  // Least numbers of states per part of a parallel loop.
-constexpr int64_t AHEAD = 4096;   // Distance, in bytes, from the state in use to what is prefetched.
+constexpr int64_t GRAIN = 16384;  // Minimum state elements per part of a parallel loop.
+constexpr int64_t AHEAD = 4096;   // Prefetch the states this many bytes ahead of the one in use.
 
 struct Shape {
     int64_t heads, width, key_heads, size, kernel;
 
     int64_t inner() const { return heads * width; }
-    int64_t keys() const { return key_heads * size; }  // Channels of the queries; as many of the keys.
+    int64_t keys() const { return key_heads * size; }  // Channels of all queries, and of all keys.
     int64_t channels() const { return inner() + 2 * keys(); }
     int64_t sharing() const { return heads / key_heads; }
 };
@@ -48,11 +48,11 @@ template <class T> struct Rows {
 template <class T> struct Projections {
     Rows<T> inputs;  // q and k [key_heads, size], v [heads, width]
     Rows<T> betas;   // [heads]
-    Rows<T> forget;  // [heads] or, by channel, [heads, size]
+    Rows<T> forget;  // [heads], or [heads, size] with a decay per channel
     Rows<T> gate;    // [heads, width]
 };
 
-// One decay per head, for which S·(D·q) = decay·(S·q): the products with q and k are multiplied with it after the sum.
+// One decay per head. S·(D·q) = decay·(S·q), so the products with q and k are multiplied with the decay after the sum.
 struct ByHead {
     const float *q, *k;
     float decay = 0.0f;
@@ -102,11 +102,11 @@ struct ByChannel {
     static float beta(float b) { return sigmoid(b); }
 };
 
-// The key with which one head changes its state, and the numbers that belong to it.
+// The inputs of one head's state update other than its value and decay.
 struct Step {
     const float *k;
     float kq, beta;  // kq: k·q
-    uint32_t place;  // Hashed with each element's index, it gives the random bits of stochastic rounding.
+    uint32_t place;  // The hash of place + an element's index gives its random bits for stochastic rounding.
 };
 
 // Advance one head: state [width, size] ← state·D + beta·(x − state·D·k)⊗k; x [width] ← state·q.
@@ -150,7 +150,7 @@ void update(const Shape &s, S *state, float *x, const Decay &decay, const Step &
     update<0>(state, x, decay, step, s.width, s.size);
 }
 
-// The decode step of all rows. T is the type of the projections and of y, S that of the states.
+// The decode step of all rows. T is the type of the projections and of y, S is the type of the states.
 template <class T, class S, class Decay>
 struct Net {
     Shape s;
@@ -206,13 +206,13 @@ struct Net {
     void run(int64_t rows) const {
         const int64_t numbers = s.sharing() * s.width * s.size;
         parallel_for(rows * s.key_heads, GRAIN / numbers + 1, [&](int64_t begin, int64_t end) {
-            const FlushDenormals flush;  // Set here because each of the pool's threads has its own setting.
+            const FlushDenormals flush;  // Denormals are flushed per thread.
             for (int64_t i = begin; i < end; i++) key_head(i / s.key_heads, i % s.key_heads);
         });
     }
 };
 
-// Run a net with the types that `type` and `state_type` name. given(T *) returns the rows of the projections of type T.
+// Run Net with the types that `type` and `state_type` name. given(T *) returns the Projections<T>.
 template <class Decay, class Given>
 void decode(const Shape &shape, const Constants &constants, int type, Given given, float *conv_pool,
             int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride, const int64_t *slots,
@@ -232,8 +232,8 @@ void decode(const Shape &shape, const Constants &constants, int type, Given give
 }  // namespace baton
 
 // Parameters of both functions:
-// type, state_type: values of the enum Type in numbers.h; `type` is that of the projections and of y.
-// taps: [kernel, channels]. A: [heads]. norm: [width]. These and dt_bias and conv_bias are float32.
+// type, state_type: values of the enum Type in numbers.h; `type` is the type of the projections and of y.
+// taps: [kernel, channels]. A: [heads]. norm: [width]. All constants are float32.
 // conv_pool: float32 [slots, kernel - 1, channels]. state_pool: [slots, heads, width, size].
 // slots, positions: [rows]. y: [rows, heads·width].
 // Each stride counts elements from row to row of a projection, or from slot to slot of a pool.

@@ -122,7 +122,7 @@ def kda_decode(
 
 
 def _check_rows(rows: int, slots: Tensor, positions: Tensor) -> None:
-    """Raise ValueError unless `slots` and `positions` are what the C functions read."""
+    """Raise ValueError unless `slots` and `positions` are contiguous int64 tensors [rows]."""
     for numbers in (slots, positions):
         if numbers.dtype != torch.int64 or numbers.shape != (rows,) or not numbers.is_contiguous():
             raise ValueError(f"slots and positions must be {rows} contiguous int64 numbers each")
@@ -132,9 +132,9 @@ def _check_rows(rows: int, slots: Tensor, positions: Tensor) -> None:
 def _delta_dimensions(key_heads: int, taps: Shape, layouts: Layouts) -> Shape:
     """Return heads, width, key_heads, size and kernel width. Raise ValueError for tensors that do not fit together.
 
-    Cached, because every decoding step asks for the same layouts.
+    Cached, because every decoding step has the same layouts.
 
-    layouts: those of `projected`, the convolution pool and the state pool.
+    layouts: the shapes and strides of `projected`, the convolution pool and the state pool.
     """
     (kernel, channels), (_, heads, width, size) = taps, layouts[-2]
     inner = heads * width
@@ -148,7 +148,7 @@ def _delta_dimensions(key_heads: int, taps: Shape, layouts: Layouts) -> Shape:
 def _kda_dimensions(taps: Shape, layouts: Layouts) -> Shape:
     """Return heads, width, size and kernel width. Raise ValueError for tensors that do not fit together.
 
-    layouts: those of `projected`, `forget`, `gate`, the convolution pool and the state pool.
+    layouts: the shapes and strides of `projected`, `forget`, `gate`, the convolution pool and the state pool.
     """
     (kernel, channels), (_, heads, width, size) = taps, layouts[-2]
     if channels != heads * (2 * size + width):

@@ -1,4 +1,4 @@
-"""Delta nets between their projections for one token of each row, composed of the references of their operations."""
+"""Delta net layers between their projections, for one token of each row, composed of the operations' references."""
 
 import torch
 from torch import Tensor

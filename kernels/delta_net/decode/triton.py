@@ -18,12 +18,14 @@ def delta_decode(
 ) -> Tensor:
     """Compute reference.delta_decode. `projected` and the pools may be strided in their first dimension.
 
-    Padding rows may share a slot that no other row has; its contents and these rows of the result are meaningless.
+    Padding rows may share a slot that no other row has; the slot's contents and the results of padding rows are
+    meaningless.
     """
     (heads, width, size), rows, c = state_pool.shape[1:], len(projected), constants
     inner, channels, keys = heads * width, c.taps.shape[1], c.key_heads * size
     convolved = conv1d_update(projected[:, inner : inner + channels], c.taps, c.conv_bias, conv_pool, slots)
-    # .view would give a single row another stride, for which another kernel would be compiled.
+    # as_strided, because .view gives a single row another stride, and Triton would compile another kernel for that
+    # stride.
     o = delta_update(
         convolved.as_strided((rows, c.key_heads, size), (channels, size, 1), 0),
         convolved.as_strided((rows, c.key_heads, size), (channels, size, 1), keys),
@@ -50,12 +52,14 @@ def kda_decode(
 ) -> Tensor:
     """Compute reference.kda_decode. The projections and the pools may be strided in their first dimension.
 
-    Padding rows may share a slot that no other row has; its contents and these rows of the result are meaningless.
+    Padding rows may share a slot that no other row has; the slot's contents and the results of padding rows are
+    meaningless.
     """
     (heads, width, size), rows, c = state_pool.shape[1:], len(projected), constants
     channels, keys = c.taps.shape[1], heads * size
     convolved = conv1d_update(projected[:, :channels], c.taps, None, conv_pool, slots)
-    # .view would give a single row another stride, for which another kernel would be compiled.
+    # as_strided, because .view gives a single row another stride, and Triton would compile another kernel for that
+    # stride.
     o = delta_update(
         convolved.as_strided((rows, heads, size), (channels, size, 1), 0),
         convolved.as_strided((rows, heads, size), (channels, size, 1), keys),

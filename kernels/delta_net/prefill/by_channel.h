@@ -1,8 +1,9 @@
-// The rule with one decay per channel of the keys, of Kimi Delta Attention, in blocks of 16 tokens.
-// S [size, width] is the state before a block, and P[i] the product of the decays of the block's tokens up to i.
+// The delta rule with one decay per channel of the keys, as in Kimi Delta Attention, computed in blocks of 16 tokens.
+// S [size, width] is the state before a block, and P[i] the product of the decays of the block's tokens up to i. U is
+// what the block adds for each key.
 // Solve (I + A)·U = β·(V − (P ⊙ K)·S). Below the diagonal, A[i, j] = β_i·Σ_d K[i]·K[j]·(decays of tokens j + 1 to i).
-// All decays are products of numbers up to 1, so nothing overflows. K[j] is multiplied with the decays of the tokens
-// after it one by one; at the end of the block it is the key with which U[j] is added to the state.
+// All decays are products of numbers up to 1, so nothing overflows. K[j] is multiplied with the decays of the later
+// tokens one by one; at the end of the block the result is the key with which U[j] is added to the state.
 #pragma once
 
 #include "net.h"
@@ -13,7 +14,7 @@ namespace {
 struct Tokens {
     float *keys, *queries, *decays, *values, *beta;
 
-    // Return the same without the first `token` tokens.
+    // Return the pointers, advanced past the first `token` tokens.
     Tokens from(int64_t token, int64_t wide, int64_t columns) const {
         const int64_t at = token * wide;
         return {keys + at, queries + at, decays + at, values + token * columns, beta + token};
@@ -86,7 +87,8 @@ private:
         multiply<float>(shape.size, columns, length, {turned, BLOCK}, {t.values, columns}, {all, 1}, {h, columns});
     }
 
-    // Write P ⊙ K and then P ⊙ Q to `to` [2·length, wide], and the decays over the whole block to `all` [wide].
+    // Multiply keys and queries with P, the decays from the block's beginning: write P ⊙ K and then P ⊙ Q to `to`
+    // [2·length, wide], and the decays over the whole block to `all` [wide].
     void carry(const Tokens &t, int64_t length, float *to, float *all) const {
         const int64_t wide = shape.wide();
         for (int64_t c = 0; c < wide; c += LANES) {
@@ -104,7 +106,8 @@ private:
     // left [length, wide]: each key multiplied with the decays of all tokens after it.
     // A [length, BLOCK]: the products of later keys (rows) with earlier ones (columns) and the decays between
     //     them, not yet multiplied with β; only written below the diagonal.
-    // mixed [length, BLOCK]: the same for queries, with the diagonal, and 0 elsewhere.
+    // mixed [length, BLOCK]: the products of queries (rows) with keys up to their own token and the decays between
+    // them; 0 elsewhere.
     void relate(const Tokens &t, int64_t length, float *left, float *A, float *mixed) const {
         const int64_t wide = shape.wide();
         std::fill(mixed, mixed + BLOCK * BLOCK, 0.0f);
@@ -126,8 +129,8 @@ private:
         }
     }
 
-    // Replace the values by U, row by row: β times each value, less what the state before the block has stored for its
-    // key, less what previous tokens of the block add for it.
+    // Replace the values by U, row by row: β times (the value, minus what the state before the block has stored for the
+    // token's key, minus what the block's previous tokens add for that key).
     void solve(const Tokens &t, int64_t length, const float *A, const float *recalled) const {
         const int64_t columns = shape.columns();
         for (int64_t c = 0; c < columns; c += LANES)

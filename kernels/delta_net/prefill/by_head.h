@@ -1,6 +1,7 @@
-// The rule with one decay per head, of gated delta nets: the chunked form of Yang, Kautz and Hatamizadeh (2024,
-// arXiv:2412.06464, section 3.3) without its intermediate W.
-// γ is the running sum of g in a chunk, and S [size, width] the state before it. A chunk is computed in three steps:
+// The delta rule with one decay per head, as in gated delta nets: the chunked form of Yang, Kautz and Hatamizadeh
+// (2024, arXiv:2412.06464, section 3.3) without its intermediate W.
+// γ is the running sum of the log decays g in a chunk, and S [size, width] the state before the chunk. A chunk is
+// computed in three steps:
 //   Solve (I + A)·U = β·(V − e^γ·K·S) row by row, with A[i, j] = β_i·(K·Kᵀ)[i, j]·e^(γ_i − γ_j) below the diagonal.
 //   O = e^γ·Q·S + (Q·Kᵀ ⊙ e^(γ_i − γ_j))·U
 //   S ← e^γ_end·S + Kᵀ·e^(γ_end − γ)·U
@@ -13,11 +14,11 @@ namespace {
 // One thread's buffers for a chunk of `length` tokens; `padded` is `length` rounded up to whole vectors.
 struct Chunk {
     int64_t length, padded;
-    // Shared by the heads of a key head:
+    // Buffers that the heads of a key head share:
     float *keys;  // [2·length, wide]: keys, then queries
     float *turned;  // [size, padded]: keys, transposed
     float *scores;  // [2·length, padded]: products of keys, and then of queries, with the keys
-    // Used by one head after the other:
+    // Buffers that each head overwrites:
     float *sums, *carried, *remaining, *beta;  // [padded] each: γ, e^γ, e^(γ_end − γ), β
     float *system, *mixed;  // [length, padded] each: −A, and Q·Kᵀ ⊙ e^(γ_i − γ_j)
     float *values;  // [length, columns]: V, then U
@@ -37,7 +38,8 @@ public:
 private:
     static floats gated(floats z) { return silu(z); }
 
-    // Return scratch memory for a chunk. Sizes are those of the longest chunk, so that it is allocated once.
+    // Return scratch memory for a chunk. Buffers are as large as the longest chunk needs, so that they are allocated
+    // once.
     Chunk buffers(int64_t length) const {
         const int64_t padded = round_up(length);
         Chunk c{};
@@ -73,7 +75,7 @@ private:
         gates(chunk, head, c);
         decays(c);
         this->values(segment, chunk, head, U);
-        // As many columns at a time as fit into the first-level cache together with the rows that they are multiplied with.
+        // Compute as many columns at a time as fit into the L1 cache together with the keys and queries.
         for (int64_t column = 0; column < columns; column += TILE_VECS * LANES)
             multiply<float>(2 * length, std::min<int64_t>(TILE_VECS * LANES, columns - column), shape.size,
                             {c.keys, shape.wide()}, {h + column, columns}, {}, {recalled + column, columns});
@@ -87,7 +89,7 @@ private:
                             {outputs + row * columns, columns});
         for (int64_t i = 0; i < length; ++i) {
             const float *const o = outputs + i * columns;
-            this->output(plan.starts[chunk] + i, head, o, dot(o, o, columns));  // Columns past the width are 0.
+            this->output(plan.starts[chunk] + i, head, o, dot(o, o, columns));  // Columns from `width` on are 0.
         }
         for (int64_t i = 0; i < length; ++i)
             for (int64_t at = i * columns; at < (i + 1) * columns; at += LANES) put(U + at, load(U + at) * c.remaining[i]);
@@ -115,8 +117,8 @@ private:
         }
     }
 
-    // Compute −A up to the diagonal, and the queries' scores multiplied with their decays. The latter are set to 0
-    // after the diagonal as far as a tile's product reads them.
+    // Compute −A up to the diagonal, and the queries' scores multiplied with their decays. After the diagonal, the
+    // entries of these scores that a tile's product reads are set to 0.
     void decays(const Chunk &c) const {
         const int64_t padded = c.padded;
         for (int64_t l = 0; l < c.length; ++l) {

@@ -1,4 +1,4 @@
-// Delta nets between their projections over packed segments, as reference.py defines them.
+// Delta net layers between their input and output projections, over packed segments, as reference.py defines them.
 #include <type_traits>
 
 #include "by_channel.h"
@@ -6,7 +6,7 @@
 #include "runtime/cpu_graph/call.h"
 
 // Parameters of both functions; net.h describes constants and pools, conv1d/packed.h the plan:
-// type, state_type: values of the enum Type in numbers.h; `type` is that of the projections and of y [T, inner].
+// type, state_type: values of the enum Type in numbers.h; `type` is the type of the projections and of y [T, inner].
 // Each stride counts elements from row to row of a projection, or from slot to slot of a pool.
 
 // Compute reference.delta_prefill: one decay per head, and SiLU of the gate.

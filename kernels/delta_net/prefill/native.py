@@ -98,7 +98,7 @@ def kda_prefill(
 
 
 def _pools_and_plan(conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan) -> tuple[int, ...]:
-    """Return the C function's arguments that POOLS and PLAN declare."""
+    """Return the C function's arguments for the pools and the plan, in the order that POOLS and PLAN declare."""
     table = plan.table
     return (
         *(conv_pool.data_ptr(), conv_pool.stride(0)),

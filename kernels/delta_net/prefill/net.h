@@ -19,7 +19,7 @@ struct Shape {
     int64_t heads, width, key_heads, size, kernel;
 
     int64_t inner() const { return heads * width; }
-    int64_t keys() const { return key_heads * size; }  // Channels of the queries; as many of the keys.
+    int64_t keys() const { return key_heads * size; }  // Channels of all queries, and of all keys.
     int64_t channels() const { return inner() + 2 * keys(); }
     int64_t sharing() const { return heads / key_heads; }
     int64_t columns() const { return round_up(width); }  // The width, padded to whole vectors.
@@ -30,13 +30,13 @@ struct Shape {
 struct Constants {
     const float *taps;       // [kernel, channels]
     const float *conv_bias;  // [channels] or null
-    const float *dt_bias;    // [heads] or, by channel, [heads, size]
+    const float *dt_bias;    // [heads], or [heads, size] with one decay per channel
     const float *A;          // [heads]
     const float *norm;       // [width]
     float eps;
 };
 
-// Both strides count elements from slot to slot.
+// The pools of convolution inputs and of states. Both strides count elements from slot to slot.
 struct Pools {
     float *conv;  // [slots, kernel - 1, channels]
     int state_type;
@@ -55,7 +55,7 @@ template <class T> struct Rows {
 template <class T> struct Inputs {
     Rows<T> channels;  // q and k [key_heads, size], v [heads, width]
     Rows<T> betas;     // [heads]
-    Rows<T> forget;    // [heads] or, by channel, [heads, size]
+    Rows<T> forget;    // [heads], or [heads, size] with one decay per channel
     Rows<T> gate;      // [heads, width]
 };
 
@@ -63,9 +63,9 @@ template <class T> struct Inputs {
 //   prepare(segment, chunk, key_head): returns what all heads of a key head share.
 //   advance(segment, chunk, head, prepared, h): writes one head's outputs, and advances its state h [size, columns].
 //   gated(z): the activation of the output gate.
-// The states of a key head's heads stay in the cache while the chunks of a segment are computed. They are in buffer 0
-// of the scratch memory, transposed to [size, width], so that all products of a chunk have the head's width as their
-// columns.
+// The states of a key head's heads stay in the cache while the chunks of a segment are computed. The states are in
+// buffer 0 of the scratch memory, transposed to [size, width], so that all products of a chunk have the head's width as
+// their columns.
 template <class T, class Rule> class Net {
 public:
     Net(const Shape &shape, const Constants &constants, const Plan &plan, const Pools &pools, const Inputs<T> &inputs, T *y)

@@ -1,4 +1,4 @@
-"""Delta nets between their projections over packed segments, composed of the references of their operations."""
+"""Delta net layers between their projections, over packed segments, composed of the operations' references."""
 
 import torch
 from torch import Tensor

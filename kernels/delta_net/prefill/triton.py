@@ -12,7 +12,7 @@ from baton.kernels.prefill.plan import PrefillPlan
 def delta_prefill(
     projected: Tensor, constants: DeltaConstants, conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan
 ) -> Tensor:
-    """Compute reference.delta_prefill, with all factors and intermediate results in the dtype of `projected`.
+    """Compute reference.delta_prefill, with operands of products and intermediate results in the dtype of `projected`.
 
     Sums and states are float32. `projected` and the pools may be strided in their first dimension.
     """
@@ -20,7 +20,8 @@ def delta_prefill(
     inner, channels, keys = heads * width, c.taps.shape[1], c.key_heads * size
     inputs = projected[:, inner : inner + channels]
     convolved = conv1d_prefill(inputs, c.taps, c.conv_bias, conv_pool, plan.table)
-    # .view would give a single token another stride, for which another kernel would be compiled.
+    # as_strided, because .view gives a single token another stride, and Triton would compile another kernel for that
+    # stride.
     o = delta_scan(
         convolved.as_strided((tokens, c.key_heads, size), (channels, size, 1), 0),
         convolved.as_strided((tokens, c.key_heads, size), (channels, size, 1), keys),
@@ -44,14 +45,15 @@ def kda_prefill(
     state_pool: Tensor,
     plan: PrefillPlan,
 ) -> Tensor:
-    """Compute reference.kda_prefill, with all factors and intermediate results in the dtype of `projected`.
+    """Compute reference.kda_prefill, with operands of products and intermediate results in the dtype of `projected`.
 
     Sums and states are float32. The projections and the pools may be strided in their first dimension.
     """
     (heads, width, size), tokens, c = state_pool.shape[1:], len(projected), constants
     channels, keys = c.taps.shape[1], heads * size
     convolved = conv1d_prefill(projected[:, :channels], c.taps, None, conv_pool, plan.table)
-    # .view would give a single token another stride, for which another kernel would be compiled.
+    # as_strided, because .view gives a single token another stride, and Triton would compile another kernel for that
+    # stride.
     o = delta_scan(
         convolved.as_strided((tokens, heads, size), (channels, size, 1), 0),
         convolved.as_strided((tokens, heads, size), (channels, size, 1), keys),

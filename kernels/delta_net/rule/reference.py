@@ -14,10 +14,10 @@ from baton.kernels.prefill.chunk_table import ChunkTable
 from baton.kernels.state_pool.rounding import round_by_chance
 
 BLOCK = 16
-"""Most tokens that are computed at once with one decay per channel.
+"""Maximum tokens of a block with one decay per channel.
 
-Their scores are computed pair by pair, each pair with its own product of decays between the two tokens. A single matrix
-product would need this as two factors, exp(γ_i) and exp(−γ_j), which may be 0 and ∞.
+The score of each pair of tokens contains the product of the decays between the two. A single matrix product for all
+pairs would need that product as two factors, exp(γ_i) and exp(−γ_j), which may be 0 and ∞.
 """
 
 
@@ -99,7 +99,8 @@ def _by_head(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Te
 def _by_channel(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Return what `_by_head` returns, for up to BLOCK tokens and with one decay per channel.
 
-    Its system is (I + strictly lower(beta · Σ_d k_id·k_jd·exp(γ_id − γ_jd))) · change = beta · (V − (exp(γ)⊙K)·Sᵀ).
+    The triangular system is (I + strictly lower(beta · Σ_d k_id·k_jd·exp(γ_id − γ_jd))) · change = beta · (V −
+    (exp(γ)⊙K)·Sᵀ).
     """
     q, k, v, log_decay = (x.transpose(0, 1) for x in (q, k, v, g.cumsum(0)))
     beta, decay, from_start = beta.t()[..., None], _decay_by_channel(log_decay), log_decay.exp()

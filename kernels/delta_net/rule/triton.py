@@ -18,6 +18,9 @@ def delta_scan(
     A: Tensor | None = None,
     dt_bias: Tensor | None = None,
 ) -> Tensor:
-    """Compute reference.delta_scan. The two functions that this calls describe dtypes, layouts, A and dt_bias."""
+    """Compute reference.delta_scan.
+
+    triton_by_head.delta_scan and triton_by_channel.delta_scan describe dtypes, layouts, A and dt_bias.
+    """
     scan = triton_by_channel.delta_scan if g.dim() == 3 else triton_by_head.delta_scan
     return scan(q, k, v, g, beta, pool, table, A=A, dt_bias=dt_bias)

@@ -1,12 +1,13 @@
 """The scan with one decay per channel in Triton, in three kernels.
 
-The first multiplies a chunk's keys and queries with their channels' decays. The second relates its tokens: it computes
-scores, and the inverse of the triangular system that couples the tokens. The third passes through a segment's chunks
-with the state in registers, as triton_by_head.py does.
+The first multiplies a chunk's keys and queries with their channels' decays. The second relates the chunk's tokens: it
+computes scores, and the inverse of the triangular system that couples the tokens. The third passes through a segment's
+chunks with the state in registers, as triton_by_head.py does.
 
-The decay from token j to token i is never computed as a quotient of two decays, because these may be 0. As in FLA's
-form, tokens are grouped in blocks of 16 (BLOCK). If i is in a later block than j, the decay is the product of that from
-j to the beginning of i's block and that from there to i, both at most 1. Within a block each pair has its own decay.
+The decay from token j to token i is never computed as a quotient of two decays, because a decay may be 0. As in
+flash-linear-attention, tokens are grouped in blocks of 16 (BLOCK). If i is in a later block than j, the decay is a
+product of two decays, from j to the beginning of i's block and from there to i, both at most 1. Within a block each
+pair has its own decay.
 """
 
 import torch
@@ -38,17 +39,19 @@ def delta_scan(
 ) -> Tensor:
     """Compute reference.delta_scan with one decay per channel. All inputs and the pool may be strided in dimension 0.
 
-    q, k and v have one dtype, float32 or bfloat16, which is also that of o and of all factors; g and beta may be
-    float32 or bfloat16. Sums and states are float32.
+    q, k and v have one dtype, float32 or bfloat16, which is also the dtype of o and of the operands of all products; g
+    and beta may be float32 or bfloat16. Sums and states are float32.
 
-    A: float32 [H], or None if the inputs are as in the reference. With A, they are as projected and convolved: q and k
-        are normalised to unit length and q is scaled by Dk^-½, g becomes A·softplus(g + dt_bias), and beta σ(beta).
+    A: float32 [H], or None if the inputs are prepared as in the reference. With A, the kernels prepare the projected
+        and convolved inputs: q and k are normalised to unit length and q is scaled by Dk^-½, g becomes A·softplus(g +
+        dt_bias), and beta becomes σ(beta).
     dt_bias: float32 [H·Dk], given together with A.
     """
     (tokens, heads, width), size = v.shape, k.shape[2]
     device, dtype_name = v.device, str(v.dtype).removeprefix("torch.")
-    # recall_keys and read_queries are multiplied with the state before a chunk, so they have the decays from its first
-    # token to each token. add_keys are added to the state after it, with the decays from each token to its end.
+    # recall_keys and read_queries are multiplied with the state before a chunk, so they contain the decays from the
+    # chunk's first token to each token. add_keys add to the state after the chunk, so they contain the decays from each
+    # token to its end.
     per_channel = (table.chunks, heads, LONGEST, size)
     recall_keys, read_queries, add_keys = (torch.empty(per_channel, dtype=v.dtype, device=device) for _ in range(3))
     sums = torch.empty(per_channel, device=device)  # log decays from a chunk's first token to each token
@@ -76,7 +79,7 @@ def delta_scan(
         IS_PROJECTED=A is not None,
         BETA_ROW=row_stride(beta),
         NEAR=BLOCK,
-        # The inverse of bfloat16 inputs is rounded to bfloat16 in the end, which is coarser than TF32.
+        # For bfloat16 inputs the inverse is rounded to bfloat16 in the end, so TF32 is precise enough.
         PRECISION="ieee" if v.dtype == torch.float32 else "tf32",
         **rows,
         **sizes,
@@ -113,7 +116,7 @@ def relate_candidates(size: int, dtype: torch.dtype) -> list[KernelConfig]:
 def _in_parts(size: int, chosen: list[tuple[int, int]]) -> list[KernelConfig]:
     """Return configurations for kernels that pass over `size` channels in parts.
 
-    chosen: pairs of channels per part and warps.
+    chosen: pairs (channels per part, warps).
     """
     most = max(16, triton.next_power_of_2(size))
     return [KernelConfig({"BLOCK_N": min(block, most)}, warps, 1) for block, warps in chosen]
@@ -142,7 +145,7 @@ def _decay(
 ):
     """Compute recall_keys, read_queries, add_keys and sums of one head in one chunk.
 
-    Tokens past the chunk's end have no decay.
+    Tokens past the chunk's end have decay 1.
     """
     chunk, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
     token = tl.arange(0, TOKENS)
@@ -209,7 +212,7 @@ def _relate(
 ):
     """Compute inverse and scores of one head in one chunk, with decays between tokens as the module describes.
 
-    q and k are not normalised themselves; their products are multiplied with the inverse norms.
+    q and k stay as they are; if they are to be normalised, their products are multiplied with the inverse norms.
     """
     chunk, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
     token = tl.arange(0, TOKENS)
@@ -232,7 +235,7 @@ def _relate(
         sums = tl.load(sums_ptr + (row * SIZE + n[None, :]), has_n, other=0.0)
         k_squares += tl.sum(k * k, 1)
         q_squares += tl.sum(q * q, 1)
-        # Pairs of different blocks: for each block but the first, one product with all tokens before it.
+        # Pairs of different blocks: for each block but the first, compute one product with all tokens before the block.
         for first in range(NEAR, TOKENS, NEAR):
             at_first = tl.load(sums_ptr + ((first - 1) * SIZE + n), n < SIZE, other=0.0)[None, :]
             is_later = (row >= first) & (row < first + NEAR)
@@ -241,7 +244,7 @@ def _relate(
             until = tl.trans(until.to(loaded_k.dtype))
             key_scores = tl.dot((k * since).to(loaded_k.dtype), until, key_scores, input_precision="ieee")
             query_scores = tl.dot((q * since).to(loaded_k.dtype), until, query_scores, input_precision="ieee")
-        # Pairs within a block: each token with the one that is number `number` in its own block.
+        # Pairs within a block: pair each token with token `number` of its own block.
         for number in range(NEAR):
             near = row // NEAR * NEAR + number
             near_k = tl.load(k_ptr + (near * K_ROW + n[None, :]), (near < count) & has_n, other=0.0).to(tl.float32)
@@ -289,7 +292,7 @@ def _scan(
     TOKENS: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """Compute BLOCK_P columns of one head for all chunks of one segment. The state is held transposed, as [N, P]."""
+    """Compute BLOCK_P columns of one head for all chunks of a segment. The state is held transposed, [SIZE, WIDTH]."""
     BLOCKS: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
     O_ROW: tl.constexpr = HEADS * WIDTH
     head, segment = tl.program_id(0) // BLOCKS, tl.program_id(1)
@@ -321,8 +324,8 @@ def _scan(
 
         added_keys = tl.load(add_keys_ptr + chunk_place + transposed, has_n[:, None], other=0.0)
         decay = tl.exp(tl.load(sums_ptr + chunk_place + (TOKENS - 1) * SIZE + n[:, None], has_n[:, None], other=0.0))
-        # Masked again, this is another value than u above, so the copy of u in shared memory need not stay alive. Not
-        # every GPU has the shared memory for it.
+        # Mask u again: as a separate value, it does not keep the copy of u above alive in shared memory, of which some
+        # GPUs have too little.
         fed = tl.where(in_v, u, 0.0).to(v.dtype)
         state = tl.dot(added_keys, fed, state * decay, input_precision="ieee")
         save, saved = tl.load(saves_ptr + chunk).to(tl.int32), tl.load(saves_ptr + chunk + 1).to(tl.int32)

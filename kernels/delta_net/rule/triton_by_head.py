@@ -1,9 +1,9 @@
 """The scan with one decay per head in Triton, in two kernels.
 
-The first computes what chunks do not need a state for: decays, scores, and the inverse of the triangular system that
-couples a chunk's tokens. The second passes through a segment's chunks with the state in registers, as
-kernels/mamba2/ssd/triton.py does. Unlike FLA's form it never writes transformed keys or values to memory, so nothing as
-wide as a key passes between the kernels.
+The first computes everything of a chunk that needs no state: decays, scores, and the inverse of the triangular system
+that couples a chunk's tokens. The second passes through a segment's chunks with the state in registers, as
+kernels/mamba2/ssd/triton.py does. Unlike flash-linear-attention's kernels, they never write transformed keys or values
+to memory, so nothing as wide as a key passes between them.
 """
 
 import torch
@@ -33,11 +33,12 @@ def delta_scan(
 ) -> Tensor:
     """Compute reference.delta_scan with one decay per head. All inputs and the pool may be strided in dimension 0.
 
-    q, k and v have one dtype, float32 or bfloat16, which is also that of o and of all factors; g and beta may be
-    float32 or bfloat16. Sums and states are float32.
+    q, k and v have one dtype, float32 or bfloat16, which is also the dtype of o and of the operands of all products; g
+    and beta may be float32 or bfloat16. Sums and states are float32.
 
-    A: float32 [Hv], or None if the inputs are as in the reference. With A, they are as projected and convolved: q and k
-        are normalised to unit length and q is scaled by Dk^-½, g becomes A·softplus(g + dt_bias), and beta σ(beta).
+    A: float32 [Hv], or None if the inputs are prepared as in the reference. With A, the kernels prepare the projected
+        and convolved inputs: q and k are normalised to unit length and q is scaled by Dk^-½, g becomes A·softplus(g +
+        dt_bias), and beta becomes σ(beta).
     dt_bias: float32 [Hv], given together with A.
     """
     (tokens, heads, width), (key_heads, size) = v.shape, k.shape[1:]
@@ -64,7 +65,7 @@ def delta_scan(
         config=config,
         G_ROW=row_stride(g),
         BETA_ROW=row_stride(beta),
-        # The inverse of bfloat16 inputs is rounded to bfloat16 in the end, which is coarser than TF32.
+        # For bfloat16 inputs the inverse is rounded to bfloat16 in the end, so TF32 is precise enough.
         PRECISION="ieee" if v.dtype == torch.float32 else "tf32",
         **sizes,
     )
@@ -144,8 +145,8 @@ def _prepare(
 ):
     """Compute gates, inverse and scores of one head in one chunk.
 
-    q and k are not normalised themselves; the factors of their products contain the inverse norms.
-    Tokens past the chunk's end have no decay, and nothing is added for them.
+    q and k stay unnormalised; instead, the factors of their products contain the inverse norms.
+    Tokens past the chunk's end have decay 1 and add nothing to the state.
 
     gates_ptr: [chunks, heads, 4, TOKENS]. With γ the running sum of g, γ_end its last value, and |k| and |q| the norms
         (for q divided by `scale`), the four rows are:
@@ -249,7 +250,7 @@ def _scan(
     TOKENS: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """Compute BLOCK_P columns of one head for all chunks of one segment. The state is held transposed, as [N, P]."""
+    """Compute BLOCK_P columns of one head for all chunks of a segment. The state is held transposed, [SIZE, WIDTH]."""
     BLOCKS: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
     O_ROW: tl.constexpr = HEADS * WIDTH
     head, segment = tl.program_id(0) // BLOCKS, tl.program_id(1)
@@ -265,7 +266,7 @@ def _scan(
     first, end_chunk = tl.load(first_ptr + segment).to(tl.int64), tl.load(first_ptr + segment + 1).to(tl.int64)
     begin, end = tl.load(starts_ptr + first).to(tl.int64), tl.load(starts_ptr + first + 1).to(tl.int64)
     for chunk in range(first, end_chunk):
-        # Load the next chunk's bounds now: its addresses then do not wait for them, and its loads overlap with this
+        # Load the next chunk's bounds now, so that the next chunk's loads need not wait for them, and overlap with this
         # chunk's computation.
         next_begin = tl.load(starts_ptr + chunk + 1).to(tl.int64)
         next_end = tl.load(starts_ptr + tl.minimum(chunk + 2, end_chunk)).to(tl.int64)

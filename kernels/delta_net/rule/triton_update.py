@@ -28,12 +28,13 @@ def delta_update(
 ) -> Tensor:
     """Compute reference.delta_update. q, k, v, g and beta may be float32 or bfloat16.
 
-    These and the pool may be strided in their first dimension. Rows may share a slot and a target if neither their
-    contents nor these rows of o are used, as with padding rows.
+    These tensors and the pool may be strided in their first dimension. Padding rows may share a slot and a target,
+    because neither the slots' contents nor the padding rows of o are used.
 
     targets: int64 [R], the slots that the states are written to, none of them another row's slot; None: `slots`.
-    A: float32 [Hv], or None if the inputs are as in the reference. With A, they are as projected and convolved: q and k
-        are normalised to unit length and q is scaled by Dk^-½, g becomes A·softplus(g + dt_bias), and beta σ(beta).
+    A: float32 [Hv], or None if the inputs are prepared as in the reference. With A, the kernels prepare the projected
+        and convolved inputs: q and k are normalised to unit length and q is scaled by Dk^-½, g becomes A·softplus(g +
+        dt_bias), and beta becomes σ(beta).
     dt_bias: float32 [Hv], or [Hv·Dk] with one decay per channel; given together with A.
     """
     (rows, heads, width), (key_heads, size) = v.shape, k.shape[1:]
@@ -109,7 +110,7 @@ def _step(
     q = tl.load(q_ptr + row * Q_ROW + key_places, has_n, other=0.0).to(tl.float32)
     k = tl.load(k_ptr + row * K_ROW + key_places, has_n, other=0.0).to(tl.float32)
     v = tl.load(v_ptr + row * V_ROW + head * WIDTH + p, has_p, other=0.0).to(tl.float32)
-    # One number per head, or one per channel.
+    # The decay is one number per channel, else one per head.
     if BY_CHANNEL:
         g = tl.load(g_ptr + row * G_ROW + head * SIZE + n, has_n, other=0.0).to(tl.float32)
     else:

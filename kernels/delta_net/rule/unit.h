@@ -24,7 +24,7 @@ inline float dot(const float *a, const float *b, int64_t count) {
 
 // Replace x by scale·x / |x|.
 inline void normalize(float *x, int64_t count, float scale) {
-    constexpr float LEAST = 1e-6f;  // Added to the sum of squares, so that zeros stay zeros.
+    constexpr float LEAST = 1e-6f;  // Added to the sum of squares, so that a vector of zeros does not become NaN.
     scale /= std::sqrt(dot(x, x, count) + LEAST);
     over(count, [&](int64_t i, auto v) { put(x + i, get<decltype(v)>(x + i) * scale); });
 }

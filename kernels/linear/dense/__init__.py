@@ -1,4 +1,4 @@
-"""Projections with weights packed for this CPU: for native code if installed, else for oneDNN, else unpacked."""
+"""Projections. On a CPU weights are packed for native code if it is installed, else for oneDNN if that is faster."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class PackedWeight:
     data: Tensor
     outputs: int
     inputs: int
-    with_rows: bool  # the layout is that of native code, in which rows can be looked up; else it is oneDNN's
+    with_rows: bool  # True: native code's layout, in which rows can be looked up; False: oneDNN's
 
     def plain(self) -> Tensor:
         """Return the weight as it was before packing: [outputs, inputs]."""
@@ -26,7 +26,7 @@ class PackedWeight:
 
 
 def pack(weight: Tensor) -> PackedWeight | None:
-    """Pack a weight [outputs, inputs]; return None if it is best left as it is."""
+    """Pack a weight [outputs, inputs]; return None if its device and dtype have no faster layout."""
     outputs, inputs = weight.shape
     if native.takes(weight):
         return PackedWeight(native.packed(weight), outputs, inputs, True)
@@ -34,7 +34,7 @@ def pack(weight: Tensor) -> PackedWeight | None:
 
 
 def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
-    """Compute reference.linear with the form that fits the weight."""
+    """Compute reference.linear with the form for the weight's layout."""
     if isinstance(weight, Tensor):
         return cpu.linear(x, weight, bias)
     if weight.with_rows:
@@ -43,7 +43,7 @@ def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None) -> Ten
 
 
 def look_up(tokens: Tensor, weight: Tensor | PackedWeight) -> Tensor:
-    """Compute reference.look_up with the form that fits the weight. Raise ValueError for one without rows."""
+    """Compute reference.look_up with the form for the weight's layout. Raise ValueError for oneDNN's layout."""
     if isinstance(weight, Tensor):
         return F.embedding(tokens, weight)
     if not weight.with_rows:

@@ -12,9 +12,10 @@
 namespace baton {
 namespace {
 
-// Steps along the inputs that all tiles of rows compute before the next steps, so that these steps' weights stay in the
-// L1 cache while the next ones are prefetched. With few rows the computation is limited by memory; their weights are
-// prefetched into the L2 cache, where more fetches can be in flight.
+// The steps along the inputs are divided into parts of about DEPTH steps. All tiles of rows compute one part before the
+// next, so that a part's weights stay in the L1 cache while the next part's weights are prefetched. Up to FEW rows are
+// limited by memory: parts have DEPTH_OF_FEW steps, and weights are prefetched into L2, where more fetches can be in
+// flight.
 constexpr int64_t DEPTH = 256, DEPTH_OF_FEW = 64, FEW = 16;
 constexpr int64_t STEP_BYTES = OUT * 4;
 
@@ -59,8 +60,8 @@ template void block_sums(const PackedMatrix<bfloat16> &, int64_t, float *, const
 
 namespace {
 
-// Least blocks of a part of a parallel loop. Waking another thread takes as long as multiplying about 64K weights that
-// are in the cache with few rows.
+// Return the minimum blocks per part of a parallel loop. Waking another thread takes as long as multiplying about 64K
+// weights, which are in the cache, with a few rows.
 template <class T>
 int64_t grain(const PackedMatrix<T> &m) {
     return 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
@@ -80,7 +81,7 @@ void linear(const PackedMatrix<T> &m, T *y, int64_t y_stride) {
     });
 }
 
-// y [rows, inputs] = rows `tokens` of a matrix that is packed as for `linear`.
+// Copy rows `tokens` of a matrix, which is packed as for `linear`, to y [rows, inputs].
 template <class T>
 void look_up(const PackedMatrix<T> &m, const int64_t *tokens, T *y) {
     parallel_for(m.rows, 16, [&](int64_t begin, int64_t end) {
@@ -113,7 +114,7 @@ extern "C" void baton_linear(
     });
 }
 
-// y [rows, inputs] = rows `tokens` of a matrix [.., inputs] that is packed as for baton_linear.
+// Copy rows `tokens` of a matrix [.., inputs], which is packed as for baton_linear, to y [rows, inputs].
 extern "C" void baton_look_up(int type, const void *weights, const int64_t *tokens, void *y, int64_t rows,
                               int64_t inputs) {
     baton::with_type(type, [=](auto *t) {

@@ -1,4 +1,4 @@
-"""The operation of reference.py in C++ (cpu.cpp), over packed weights. It is batch-invariant."""
+"""The operation of reference.py in C++ (cpu.cpp), over packed weights. The results are batch-invariant."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ LINEAR = "baton_linear"
 LOOK_UP = "baton_look_up"
 BLOCK = 32
 INPUTS = {torch.float32: 1, torch.bfloat16: 2}
-"""Consecutive inputs of an output that are adjacent in memory: as many as one multiply-add instruction takes."""
+"""How many consecutive inputs of one output are adjacent in memory: as many as one multiply-add instruction takes."""
 
 
 def takes(weight: Tensor) -> bool:
@@ -34,7 +34,7 @@ def packed(weight: Tensor) -> Tensor:
     (outputs, inputs), side = weight.shape, INPUTS[weight.dtype]
     blocks, steps, whole = -(-outputs // BLOCK), -(-inputs // side), outputs // BLOCK
     rows = weight.detach() if inputs % side == 0 else F.pad(weight.detach(), (0, steps * side - inputs))
-    # Written into the result without a further copy of the weight, because an LM head may be a quarter of a model.
+    # Write into the result without another copy of the weight: an LM head may be a quarter of a model.
     result = rows.new_zeros(blocks, steps, BLOCK, side)
     result[:whole] = rows[: whole * BLOCK].view(whole, BLOCK, steps, side).transpose(1, 2)
     if rest := outputs % BLOCK:
@@ -60,7 +60,7 @@ def linear(x: Tensor, weight: Tensor, outputs: int, bias: Tensor | None) -> Tens
 
 
 def look_up(tokens: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Compute reference.look_up in a packed weight. Raise IndexError for a token outside of it.
+    """Compute reference.look_up in a packed weight. Raise IndexError for a token outside of the weight.
 
     shape: the weight's shape before it was packed, [outputs, inputs].
     """
@@ -83,7 +83,7 @@ def _shape(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, int, int
 
 
 def check_linear() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     generator = torch.Generator().manual_seed(0)
     for dtype in TYPES:
         weight = torch.randn(45, 71, generator=generator).to(dtype)
@@ -96,7 +96,7 @@ def check_linear() -> None:
 
 
 def check_look_up() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     for dtype in TYPES:
         weight = torch.randn(45, 71, generator=torch.Generator().manual_seed(0)).to(dtype)
         assert torch.equal(look_up(torch.arange(45), packed(weight), (45, 71)), weight)

@@ -6,12 +6,12 @@
 namespace baton {
 
 constexpr int64_t BLOCK_OUT = 32;  // Outputs of a block.
-constexpr int64_t ROWS_AT_ONCE = 96;  // Most rows of one call of block_sums, whose sums then fit into 12 KiB.
+constexpr int64_t ROWS_AT_ONCE = 96;  // Maximum rows per call of block_sums: their sums fit into 12 KiB.
 
 template <class T>
 struct PackedMatrix {
     using Input = T;
-    static constexpr int64_t SIDE = 4 / sizeof(T);  // Consecutive inputs of an output that are adjacent in memory.
+    static constexpr int64_t SIDE = 4 / sizeof(T);  // How many consecutive inputs of an output are adjacent in memory.
     const T *x, *weights, *bias;  // weights: [blocks, steps, BLOCK_OUT, SIDE], padded with zeros; bias: [outputs] or null.
     int64_t x_stride, rows, inputs, outputs;
 
@@ -30,8 +30,8 @@ struct PackedMatrix {
 };
 
 // Compute the sums [rows, BLOCK_OUT] of one block for at most ROWS_AT_ONCE rows, each in one chain of additions along
-// the inputs. following: the weights that are needed next, which are prefetched meanwhile; null: those of the next
-// block.
+// the inputs. following: the weights that are needed next, which are prefetched meanwhile; null: the next block's
+// weights.
 template <class T>
 void block_sums(const PackedMatrix<T> &m, int64_t block, float *sums, const void *following = nullptr);
 

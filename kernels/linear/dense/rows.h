@@ -1,5 +1,5 @@
 // Products of a few rows with one block of outputs, in registers. The products of all weight layouts are built from
-// these.
+// this file's functions.
 #pragma once
 
 #include <algorithm>
@@ -16,12 +16,12 @@ namespace {
 
 constexpr int OUT = BLOCK_OUT;  // Outputs of a block, which are adjacent in memory for each step along the inputs.
 constexpr int VECTORS = OUT / LANES;
-// Most rows of a tile: so many that the accumulators, and the addresses of the rows, stay in registers.
+// Maximum rows of a tile: more accumulators, or addresses of rows, would not fit into registers.
 constexpr int MAX_ROWS = VECTORS <= 2 ? 8 : VECTORS == 4 ? 3 : 1;
 constexpr int64_t LINE = 64;  // Bytes of a cache line.
 
-// Prefetches later weights while others are multiplied: `stride` bytes of them at each step, into the L1 cache if
-// to_first, else into L2.
+// A prefetch of later weights while others are multiplied: `stride` bytes at each step, into the L1 cache if to_first,
+// else into L2.
 struct Prefetch {
     const char *next;
     int64_t stride;
@@ -45,7 +45,7 @@ struct NoPrefetch {
     void step() {}
 };
 
-// A step along the inputs: holds a block's weights for INPUTS inputs, and adds their products with a row's inputs to
+// A step along the inputs: holds a block's weights for INPUTS inputs. add() adds their products with a row's inputs to
 // the row's sums.
 template <class T>
 struct Step;
@@ -114,14 +114,14 @@ struct Step<bfloat16> {
 };
 #endif
 
-// The sums [ROWS, OUT] of some rows. All functions are inlined so that the sums stay in registers. W: the weights'
-// type.
+// The sums [ROWS, OUT] of a tile of ROWS rows. All functions are inlined so that the sums stay in registers. W: the
+// weights' type.
 template <class W, int ROWS>
 struct RowSums {
     static constexpr int COUNT = ROWS;
     floats held[ROWS][VECTORS] = {};
 
-    // Call f(sum, row, column) for each vector of sums; column is that of its first lane.
+    // Call f(sum, row, column) for each vector of sums; `column` is the column of the vector's first lane.
     template <class F>
     __attribute__((always_inline)) void each(F f) {
 #pragma GCC unroll 12

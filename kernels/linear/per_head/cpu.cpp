@@ -13,7 +13,7 @@ namespace {
 
 template <class T>
 struct Heads {
-    PackedMatrix<T> first;  // That of the first head, with all rows; the other heads' weights follow its own.
+    PackedMatrix<T> first;  // The first head's, with all rows; the other heads' weights follow.
     int64_t count, head_stride, passed;
 
     int64_t width() const { return first.outputs + passed; }
@@ -56,7 +56,7 @@ struct Heads {
 
 // Compute reference.head_linear. All tensors have dtype `type`; strides are in elements.
 // x: [rows, heads, at least inputs + passed], rows `stride` and heads head_stride apart.
-// weights: [heads, ...], each head's as for baton_linear.
+// weights: [heads, ...], each head's weight packed as for baton_linear.
 // y: [rows, heads, outputs + passed], contiguous.
 extern "C" void baton_head_linear(
     int type, const void *x, int64_t stride, int64_t head_stride, const void *weights, void *y, int64_t rows,

@@ -1,4 +1,4 @@
-"""The projections of reference.py by torch, in the weight's dtype; GPUs compute with this form too.
+"""The projections of reference.py in torch, in the weight's dtype; GPUs compute with this form too.
 
 The reference, which converts to float32, takes 3 to 9 % longer for a prefill of 512 tokens and 0 to 3 % for decoding
 steps (kimi_linear-153m with four layers in bfloat16, one core of a Xeon); on a GPU float32 products would cost more.

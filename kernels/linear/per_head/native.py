@@ -1,4 +1,4 @@
-"""The operation of reference.py in C++ (cpu.cpp), over packed weights. It is batch-invariant."""
+"""The operation of reference.py in C++ (cpu.cpp), over packed weights. The results are batch-invariant."""
 
 from dataclasses import dataclass
 
@@ -60,7 +60,7 @@ def head_linear(x: Tensor, weight: PackedHeads, passed: int = 0) -> Tensor:
 
 
 def check() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     g = torch.Generator().manual_seed(0)
     for dtype, tolerance in zip(TYPES, (1e-4, 0.05), strict=True):
         x, weight = torch.randn(3, 2, 80, generator=g).to(dtype), torch.randn(2, 45, 71, generator=g).to(dtype)

@@ -36,7 +36,7 @@ class QuantizedWeight:
     bits: int
     outputs: int
     inputs: int
-    dtype: torch.dtype  # that of the original weight, and of look_up's rows
+    dtype: torch.dtype  # dtype of the original weight, and of the rows that look_up returns
     layout: Layout  # the implementation that packed the data and computes with it
 
 

@@ -1,6 +1,6 @@
 // x · weightᵀ with weights of integers and a scale for each group of inputs, as kernels/linear/quantized/reference.py
 // defines it. The integers of a group are converted to floating point, exactly, once for all rows. A group's sums are
-// scaled and added to those of the previous groups. The results are batch-invariant, for any number of threads.
+// scaled and added to the sums of the previous groups. The results are batch-invariant, for any number of threads.
 #include <algorithm>
 #include <type_traits>
 
@@ -13,16 +13,16 @@
 namespace baton {
 namespace {
 
-constexpr int64_t AHEAD = 8192;  // Distance, in bytes, from the codes in use to those that are prefetched.
+constexpr int64_t AHEAD = 8192;  // Prefetch codes this many bytes ahead of those in use.
 
-// Most rows of a tile. Each number of rows is compiled separately, so float32, which is rarely used with integer
-// weights, has few.
+// Maximum rows of a tile. Each number of rows is compiled separately, so float32, which is rarely used with integer
+// weights, has at most 4.
 template <class T>
 constexpr int MOST_ROWS = sizeof(T) == 4 ? std::min(MAX_ROWS, 4) : MAX_ROWS;
 
 typedef int32_t integers __attribute__((vector_size(4 * LANES)));
 
-// The codes of a block's outputs for UNIT inputs, which fill one cache line (a unit).
+// The codes (integers) of a block's OUT outputs for UNIT inputs. They fill one cache line, which is called a unit.
 // 8 bits: bytes [OUT, 2 inputs].
 // 4 bits, with 8 added: 16-bit words [OUT/2, 2 inputs of a pair]. A word holds, from its lowest bits up, [2 pairs of
 // inputs, 2 halves of OUT].
@@ -38,7 +38,7 @@ struct Codes {
         return (word >> (input / 2 * 8 + output / (OUT / 2) * 4) & 15) - 8;
     }
 
-    // Extract the integers of LANES outputs for two inputs of the unit, `input`, which is even, and the next.
+    // Extract the integers of LANES outputs for two inputs of the unit: `input`, which is even, and input + 1.
     static void pairs(const uint8_t *unit, int output, int input, integers *first, integers *second) {
         if constexpr (BITS == 8) {
             halves both;
@@ -107,7 +107,8 @@ template <class T>
 using Number = float;
 #endif
 
-// The inputs of ROWS rows in one group. If the inputs end within the group, they are copied and padded with zeros.
+// The inputs of ROWS rows in one group. If the inputs end within the group, this object copies and pads them with
+// zeros.
 template <class T, int ROWS>
 struct Inputs {
     T padded[ROWS * GROUP];
@@ -129,7 +130,7 @@ struct Inputs {
 inline const bfloat16 *scales_of(const uint8_t *group) { return reinterpret_cast<const bfloat16 *>(group); }
 inline const uint8_t *codes_of(const uint8_t *group) { return group + OUT * sizeof(bfloat16); }
 
-// sums [ROWS, OUT] += scales · held.
+// sums [ROWS, OUT] += scales · held, where `held` are the sums of one group.
 template <class W, int ROWS>
 __attribute__((always_inline)) inline void add_scaled(float *sums, RowSums<W, ROWS> &held, const bfloat16 *scales) {
     floats scale[VECTORS];
@@ -140,7 +141,7 @@ __attribute__((always_inline)) inline void add_scaled(float *sums, RowSums<W, RO
     });
 }
 
-// The sums [rows, OUT] of one block, for as many rows as a tile has: weights go from the codes into registers.
+// Compute the sums [ROWS, OUT] of one block for a single tile of rows: codes are converted to weights in registers.
 template <int BITS, class T, int ROWS>
 void multiply_few(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
     constexpr int UNIT = Codes<BITS>::UNIT, INPUTS = Step<Number<T>>::INPUTS;
@@ -160,11 +161,12 @@ void multiply_few(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums)
     }
 }
 
-// The same for any number of rows: the first tile of rows unpacks a group's weights, the others reuse them.
+// Compute the sums [rows, OUT] of one block for several tiles: the first tile unpacks a group's weights to memory, and
+// the other tiles reuse them.
 template <int BITS, class T>
 void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
     constexpr int64_t UNIT = Codes<BITS>::UNIT, INPUTS = Step<Number<T>>::INPUTS;
-    constexpr int MOST = MOST_ROWS<T>, LEAST = (MOST + 1) / 2;  // With two tiles or more, none has fewer rows.
+    constexpr int MOST = MOST_ROWS<T>, LEAST = (MOST + 1) / 2;  // LEAST: fewest rows that a tile can have.
     const int64_t tiles = (m.rows + MOST - 1) / MOST;
     alignas(LINE) Number<T> weights[GROUP * OUT];
     for (int64_t g = 0; g < m.groups(); g++) {
@@ -263,7 +265,7 @@ extern "C" void baton_quantized_linear(
     });
 }
 
-// y [rows, inputs] = rows `tokens` of a matrix [.., inputs] that is packed as for baton_quantized_linear.
+// Copy rows `tokens` of a matrix [.., inputs], which is packed as for baton_quantized_linear, to y [rows, inputs].
 extern "C" void baton_quantized_look_up(int type, int bits, const void *blocks, const int64_t *tokens, void *y,
                                         int64_t rows, int64_t inputs) {
     using namespace baton;

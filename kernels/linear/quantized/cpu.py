@@ -1,7 +1,7 @@
-"""The projections of reference.py by torch over packed integers: some outputs' weights at a time become float32.
+"""The projections of reference.py in torch over packed integers: OUTPUTS_AT_ONCE outputs at a time become float32.
 
 The reference is as fast or faster (1.0 to 1.6 ms instead of 1.5 to 3.1 for up to 16 rows and 2,048 by 768 weights), but
-takes each integer as a byte, and needs room for the whole weight in float32: 4 bits would save no memory.
+it stores each integer as a byte, and converts the whole weight to float32: 4 bits would save no memory.
 """
 
 import torch
@@ -15,7 +15,10 @@ OUTPUTS_AT_ONCE = 1024
 
 
 def packed(codes: Tensor, scales: Tensor, bits: int) -> Tensor:
-    """See reference.quantize → uint8 [outputs, groups, bytes]: a scale and its codes, of 4 bits two in a byte."""
+    """Pack the results of reference.quantize: uint8 [outputs, groups, bytes].
+
+    Each group holds its scale, then its codes; a byte holds two codes of 4 bits.
+    """
     held = codes.view(*scales.shape, GROUP)
     if bits == 4:
         low, high = (held + 8).view(*scales.shape, -1, 2).unbind(3)
@@ -24,7 +27,7 @@ def packed(codes: Tensor, scales: Tensor, bits: int) -> Tensor:
 
 
 def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None) -> Tensor:
-    """See reference.linear; data: packed, `outputs` long."""
+    """Compute reference.linear. data: the result of `packed`, of length `outputs`."""
     wide = x.float()
     parts = [wide @ _numbers(part, bits)[:, : x.shape[1]].t() for part in torch.split(data, OUTPUTS_AT_ONCE)]
     y = torch.cat(parts, dim=1)
@@ -32,12 +35,12 @@ def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None
 
 
 def look_up(tokens: Tensor, data: Tensor, bits: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """See reference.look_up; data: packed from `shape`."""
+    """Compute reference.look_up. data: the result of `packed` for a weight of this shape, [outputs, inputs]."""
     return _numbers(data.index_select(0, tokens), bits)[:, : shape[1]].to(dtype)
 
 
 def _numbers(data: Tensor, bits: int) -> Tensor:
-    """float32 [outputs, groups·GROUP]."""
+    """Dequantize packed weights to float32 [outputs, groups·GROUP]."""
     scales, codes = data[:, :, :SCALE_BYTES].contiguous().view(torch.bfloat16), data[:, :, SCALE_BYTES:]
     if bits == 4:
         codes = torch.stack([codes & 15, codes >> 4], dim=3).flatten(2).view(torch.int8) - 8

@@ -1,4 +1,4 @@
-"""The operation of reference.py in C++ (cpu.cpp), over packed weights. It is batch-invariant."""
+"""The operation of reference.py in C++ (cpu.cpp), over packed weights. The results are batch-invariant."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ BLOCK = 32
 
 
 def takes(weight: Tensor) -> bool:
-    """Return whether the C functions are installed and take such a weight once it is quantized."""
+    """Return whether the C functions are installed and take this weight after it has been quantized."""
     return (
         weight.device.type == "cpu"
         and weight.dtype in TYPES
@@ -26,7 +26,7 @@ def takes(weight: Tensor) -> bool:
 
 
 def group_bytes(bits: int) -> int:
-    """Return the bytes of BLOCK outputs times one group of inputs: their bfloat16 scales, then their codes."""
+    """Return the bytes of one group of inputs for BLOCK outputs: bfloat16 scales, then codes."""
     return BLOCK * 2 + BLOCK * GROUP * bits // 8
 
 
@@ -37,7 +37,7 @@ def packed(codes: Tensor, scales: Tensor, bits: int) -> Tensor:
     codes:
     - 8 bits: [GROUP/2, BLOCK, 2] (pair of inputs, output, input of the pair).
     - 4 bits, with 8 added so that they are unsigned: bytes [GROUP/4, BLOCK/2, 2, 2] (four inputs, output o, input of a
-      pair, pair). The lower half of a byte is the code of output o, the upper half that of output o + BLOCK/2.
+      pair, pair). The lower half of a byte is the code of output o, the upper half is the code of output o + BLOCK/2.
     """
     outputs, groups = scales.shape
     blocks = -(-outputs // BLOCK)
@@ -94,7 +94,7 @@ def _shape(outputs: int, inputs: int, bits: int) -> tuple[int, int, int]:
 
 
 def check_linear() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     generator = torch.Generator().manual_seed(0)
     for bits in (8, 4):
         codes, scales = reference.quantize(torch.randn(45, 151, generator=generator), bits)
@@ -109,7 +109,7 @@ def check_linear() -> None:
 
 
 def check_look_up() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     tokens = torch.arange(45)
     for bits in (8, 4):
         codes, scales = reference.quantize(torch.randn(45, 151, generator=torch.Generator().manual_seed(0)), bits)

@@ -7,7 +7,7 @@ namespace baton {
 
 constexpr int GROUP = 64;  // Inputs that share a scale.
 
-// codes: [blocks, groups, BYTES], in each group BLOCK_OUT scales and then the codes.
+// A matrix of integers. codes: [blocks, groups, BYTES]; each group holds BLOCK_OUT scales, then the codes.
 template <int BITS, class T>
 struct QuantizedMatrix {
     using Input = T;
@@ -31,8 +31,8 @@ struct QuantizedMatrix {
     }
 };
 
-// Compute the sums [rows, BLOCK_OUT] of one block for at most ROWS_AT_ONCE rows. following is ignored here: see
-// linear/dense/product.h for its meaning there. The parameter exists so that moe/experts can call both.
+// Compute the sums [rows, BLOCK_OUT] of one block for at most ROWS_AT_ONCE rows. `following` is ignored: it exists so
+// that moe/experts can also call the function of linear/dense/product.h, which prefetches it.
 template <int BITS, class T>
 void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums, const void *following = nullptr);
 

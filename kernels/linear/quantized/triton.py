@@ -1,7 +1,7 @@
 """The operation of reference.py in Triton. Weights are read as integers and converted to floating point in registers.
 
-The products have outputs as their first dimension, since tensor cores need 64 there, and rows as their second, where
-few are enough. The weight's shape alone fixes the order of the additions (_splits), so results are batch-invariant.
+Products have outputs as their first dimension, where tensor cores need at least 64, and rows as their second, where a
+few suffice. The weight's shape alone fixes the order of the additions (_splits), so results are batch-invariant.
 """
 
 import torch
@@ -20,9 +20,9 @@ STEP: tl.constexpr = tl.constexpr(2 * GROUP)
 SPLIT_OUTPUTS = 32_768
 """Weights with fewer outputs are split along their inputs into about SPLIT_OUTPUTS sums, to occupy the whole GPU."""
 LEAST_STEPS = 4
-"""Least steps of a split."""
+"""Minimum steps, of STEP inputs each, in a split."""
 APART = 64
-"""With up to this many rows, each split is computed by a program of its own; with more, a program computes them all."""
+"""Up to this many rows, each split has its own program; with more rows, one program computes all splits of a tile."""
 ADDED = 512
 """Outputs per program of the kernel that adds up splits."""
 
@@ -142,21 +142,21 @@ def _config(x: Tensor, bits: int, outputs: int) -> KernelConfig:
 
 
 def _most_rows(rows: int, dtype: torch.dtype) -> int:
-    """Return the most rows that the compiled kernel for `rows` is used with; up to APART, these are one tile."""
+    """Round `rows` up to the row count that a configuration is chosen for: up to APART, the rows of a single tile."""
     sizes = (16,) if dtype == torch.float32 else (16, 32, APART)
     return next((most for most in sizes if rows <= most), 32 if dtype == torch.float32 else 2 * APART)
 
 
 def _sized(output_count: int, row_count: int, warps: int, stages: int) -> KernelConfig:
-    """Return a configuration. STAGES is passed to the kernel as well.
+    """Return a configuration of these sizes, which passes the number of stages to the kernel as STAGES, too.
 
-    Triton pipelines loads that do not feed a tl.dot directly only in loops that name num_stages themselves.
+    The kernel's loop must name num_stages: Triton otherwise pipelines only loads that feed a tl.dot directly.
     """
     return KernelConfig({"BLOCK_OUT": output_count, "BLOCK_ROWS": row_count, "STAGES": stages}, warps, stages)
 
 
 def _splits(outputs: int, steps: int) -> tuple[int, int]:
-    """Return how many splits the inputs are divided into, and the steps of each."""
+    """Return how many splits the inputs are divided into, and the steps of each split."""
     most = max(1, min(SPLIT_OUTPUTS // outputs, steps // LEAST_STEPS))
     split_steps = -(-steps // most)
     return -(-steps // split_steps), split_steps
@@ -180,9 +180,9 @@ def _project(
     BLOCK_ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Compute a tile of y: the sum of SPLITS splits from the program's own on.
+    """Compute a tile of y: the sum of SPLITS consecutive splits, beginning with the program's own.
 
-    Programs: tiles of outputs, tiles of rows, splits.
+    Grid: tiles of outputs, tiles of rows, splits.
     """
     outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     at = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -217,8 +217,8 @@ def product(
     """Return the products, float32 [outs, rows], of a packed weight and rows, summed over the steps [begin, end).
 
     data_ptr: the packed weight.
-    outs: [outs], the outputs; inside: which of them exist.
-    rows_ptr: [rows], pointers to each row's inputs; here: which of the rows exist.
+    outs: [outs], the indices of outputs; inside: whether each output exists.
+    rows_ptr: [rows], pointers to each row's inputs; here: whether each row exists.
     """
     WORDS: tl.constexpr = STEP * BITS // 16
     BYTES: tl.constexpr = BLOCK * (4 + 2 * WORDS)
@@ -236,8 +236,8 @@ def product(
     for step in tl.range(begin, end, num_stages=STAGES):
         scales = tl.load(scales_ptr + step * (BYTES // 4), inside, other=0)
         words = tl.load(words_ptr + step * (BYTES // 4), inside[:, None], other=0)
-        # One product per integer in a word: the inputs that a place of the words holds are consecutive in x. After each
-        # group of GROUP inputs, its scale is applied.
+        # A word holds 16 / BITS integers. Compute one product for each place in the words, as the inputs of the
+        # integers at one place are consecutive in x. After each group of GROUP inputs, apply the group's scale.
         for place in tl.static_range(16 // BITS):
             k = step * STEP + place * WORDS
             x = tl.load(x_ptr + k, here[None, :] & (k + within[:, None] < INPUTS), other=0.0)
@@ -260,7 +260,7 @@ def _add_splits(
     SPLITS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
-    """Add up the splits, in the same order as _project does. Programs: tiles of outputs, rows."""
+    """Add up the splits, in the same order as _project does. Grid: tiles of outputs, rows."""
     outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     inside = outs < OUTPUTS
     row = tl.program_id(1).to(tl.int64)
@@ -282,7 +282,7 @@ def _look_up(
     STEPS: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """Dequantize STEP inputs of a token's row. Programs: tokens, steps of inputs."""
+    """Dequantize STEP inputs of a token's row. Grid: tokens, steps of inputs."""
     WORDS: tl.constexpr = STEP * BITS // 16
     BYTES: tl.constexpr = BLOCK * (4 + 2 * WORDS)
     row, step = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -302,12 +302,12 @@ def _look_up(
 
 @jit
 def _numbers(words, PLACE: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr):
-    """Return [outputs, 2·words]: the integers at a place of the words, divided by 64, exactly.
+    """Return the integers at place PLACE of all words, divided by 64, exactly: [outputs, 2·words].
 
     words: int32 [outputs, words], two 16-bit words each.
 
-    For bfloat16, the bits of an integer are interpreted as a denormal bfloat16, which counts multiples of 2^-133, and
-    scaled up. This converts both words of 32 bits at a time.
+    For bfloat16, the bits of an integer are interpreted as a denormal bfloat16, a multiple of 2^-133, and scaled up. So
+    the two words in 32 bits are converted together.
     """
     SHIFT: tl.constexpr = PLACE * BITS % 8
     MASK: tl.constexpr = 2**BITS - 1 << SHIFT
@@ -326,5 +326,5 @@ def _numbers(words, PLACE: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr
 
 @jit
 def _scale(pair, WHICH: tl.constexpr):
-    """Return 64 times one of the two bfloat16 scales in 32 bits; _numbers divides by 64."""
+    """Return 64 times one of the two bfloat16 scales in 32 bits. The 64 undoes the division in _numbers."""
     return (pair & -0x10000 if WHICH else pair << 16).to(tl.float32, bitcast=True) * 64.0

@@ -18,7 +18,7 @@ def mixer_decode(
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Compute reference.mixer_decode with its fastest form."""
+    """Compute reference.mixer_decode with the fastest form that takes the tensors."""
     arguments = (projected, constants, conv_pool, state_pool, slots, positions)
     if takes(projected):
         from baton.kernels.mamba2.decode import triton

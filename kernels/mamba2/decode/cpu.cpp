@@ -1,5 +1,5 @@
-// The Mamba-2 mixer between its two projections for one token a row, as reference.py defines it, with one pass over the
-// states.
+// The Mamba-2 mixer between its input and output projections, for one token of each row, as reference.py defines it,
+// with one pass over the states.
 #include <algorithm>
 #include <type_traits>
 
@@ -12,8 +12,8 @@
 namespace baton {
 namespace {
 
-constexpr int64_t GRAIN = 16384;  // Least numbers of states per part of a parallel loop.
-constexpr int64_t AHEAD = 4096;   // Distance, in bytes, from the state in use to what is prefetched.
+constexpr int64_t GRAIN = 16384;  // Minimum state elements per part of a parallel loop.
+constexpr int64_t AHEAD = 4096;   // Prefetch the states this many bytes ahead of the one in use.
 
 struct Shape {
     int64_t heads, width, groups, state, kernel, norm_groups;
@@ -30,8 +30,9 @@ struct Constants {
 };
 
 // Advance one head: state [width, size] ← decay·state + dt·x⊗B; x [width] ← state·C + D·x.
-// SIZE: `size` if known at compile time, else 0. place: hashed with each element's index, it gives the random bits of
-// stochastic rounding. Even and odd vectors have an accumulator each, so that two chains of additions overlap.
+// SIZE: `size` if known at compile time, else 0. place: the hash of `place` plus an element's index gives the element's
+// random bits for stochastic rounding. Even and odd vectors have an accumulator each, so that two chains of additions
+// overlap.
 template <int SIZE, class S>
 void update(S *state, float *x, const float *B, const float *C, float decay, float dt, float D, uint32_t place,
             int64_t width, int64_t any_size) {
@@ -85,7 +86,7 @@ float sum_of_squares(const float *y, int64_t width) {
     return sum(squares) + rest;
 }
 
-// The computation of one call. T: the type of projected and y; S: that of the states.
+// The decode step of all rows. T: the type of projected and y; S: the type of the states.
 template <class T, class S>
 struct Mixer {
     Shape s;
@@ -99,8 +100,8 @@ struct Mixer {
     const int64_t *slots, *positions;
     T *y;
     int64_t y_stride;
-    // Intermediate results: B and C, [rows, shared()]; the norm's inputs, [rows, inner]; and the sums of squares that
-    // the norm divides by, [rows, heads].
+    // Intermediate results. shared: B and C, [rows, shared()]. gated: the norm's inputs, [rows, inner]. squares: the
+    // sums of squares for the norm, [rows, heads].
     float *const shared, *const gated, *const squares;
 
     // Convolve a row's B and C, which all heads of a group share.
@@ -130,8 +131,8 @@ struct Mixer {
         if (c.norm_first) gate(given + first, values, s.width);
     }
 
-    // Apply the norm. The order of norm and gate matters only for the squares, which head() computed: both are
-    // products.
+    // Apply the norm. Norm and gate are both multiplications, so their order matters only for the sums of squares,
+    // which head() has computed.
     void norm(int64_t row) const {
         const FlushDenormals flush;
         if (!c.norm) return copy(row);
@@ -158,7 +159,7 @@ struct Mixer {
     void run(int64_t rows) const {
         for (int64_t row = 0; row < rows; row++) share(row);
         parallel_for(rows * s.heads, GRAIN / (s.width * s.state) + 1, [&](int64_t begin, int64_t end) {
-            const FlushDenormals flush;  // Per thread, so it must be set in each of the pool's threads.
+            const FlushDenormals flush;  // Denormals are flushed per thread.
             for (int64_t i = begin; i < end; i++) head(i / s.heads, i % s.heads);
         });
         for (int64_t row = 0; row < rows; row++) norm(row);

@@ -83,9 +83,12 @@ def mixer_decode(
 def _dimensions(
     taps: Shape, projected: Shape, rows: Shape, conv_pool: Shape, conv: Shape, state_pool: Shape, state: Shape
 ) -> tuple[int, int, int, int, int]:
-    """Check layouts, and return heads, width, groups, state size and kernel width. Cached, as each step asks again.
+    """Check layouts, and return heads, width, groups, state size and kernel width.
 
-    taps, projected, conv_pool, state_pool: shapes. rows, conv, state: the strides of the latter three.
+    Cached, because each step has the same layouts.
+
+    taps, projected, conv_pool, state_pool: shapes. rows, conv, state: the strides of projected, conv_pool and
+        state_pool.
     """
     (kernel, channels), (heads, width, size) = taps, state_pool[1:]
     inner = heads * width
@@ -109,7 +112,7 @@ def _is_contiguous(shape: Shape, strides: Shape) -> bool:
 
 
 def check() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     heads, width, size, groups, slots = 4, 20, 37, 2, torch.tensor([2, 0, 3])
     inner, channels = heads * width, heads * width + 2 * groups * size
     g = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""The Mamba-2 mixer between its two projections for one token a row, composed of the references of its operations."""
+"""The Mamba-2 mixer between its two projections, for one token of each row, composed of its operations' references."""
 
 from collections.abc import Callable
 

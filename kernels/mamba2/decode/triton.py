@@ -21,7 +21,8 @@ def mixer_decode(
 ) -> Tensor:
     """Compute reference.mixer_decode. `projected` and the pools may be strided in their first dimension.
 
-    Padding rows may share a slot that no other row has; its contents and these rows of the result are meaningless.
+    Padding rows may share a slot that no other row has; the slot's contents and the results of padding rows are
+    meaningless.
 
     update: selective_state_update, or triton_replay.replay_state_update with its ring, places and starts bound.
     """
@@ -29,7 +30,8 @@ def mixer_decode(
     inner, channels = heads * width, c.taps.shape[1]
     groups = (channels - inner) // (2 * size)
     convolved = conv1d_update(projected[:, inner : inner + channels], c.taps, c.conv_bias, conv_pool, slots)
-    # .view would give a single row another stride, for which another kernel would be compiled.
+    # as_strided, because .view gives a single row another stride, and Triton would compile another kernel for that
+    # stride.
     x = convolved.as_strided((rows, heads, width), (channels, width, 1), 0)
     B = convolved.as_strided((rows, groups, size), (channels, size, 1), inner)
     C = convolved.as_strided((rows, groups, size), (channels, size, 1), inner + groups * size)

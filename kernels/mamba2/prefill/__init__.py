@@ -14,7 +14,7 @@ __all__ = ["mixer_prefill"]
 def mixer_prefill(
     projected: Tensor, constants: MixerConstants, conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan
 ) -> Tensor:
-    """Compute reference.mixer_prefill with its fastest form."""
+    """Compute reference.mixer_prefill with the fastest form that takes the tensors."""
     arguments = (projected, constants, conv_pool, state_pool, plan)
     if takes(projected):
         from baton.kernels.mamba2.prefill import triton

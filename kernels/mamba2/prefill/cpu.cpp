@@ -1,7 +1,8 @@
-// The Mamba-2 mixer between its projections over packed segments, as reference.py defines it, in the chunked form of
-// Dao and Gu (2024, arXiv:2405.21060, section 6).
-// A head's state h stays in the cache while the chunks of a segment are computed. It is transposed to [size, width], so
-// that all products of a chunk have the head's width as their columns: y = exp(a)·C·h + M·x, h ← exp(a_end)·h + Bᵀ·x.
+// The Mamba-2 mixer between its input and output projections, over packed segments, as reference.py defines it, in the
+// chunked form of Dao and Gu (2024, arXiv:2405.21060, section 6).
+// A head's state h stays in the cache while the chunks of a segment are computed. The state is transposed to [size,
+// width], so that all products of a chunk have the head's width as their columns: y = exp(a)·C·h + M·x, h ←
+// exp(a_end)·h + Bᵀ·x.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -42,8 +43,8 @@ struct Pools {
     int64_t conv_stride, state_stride;
 };
 
-// Scratch buffers that are in use at the same time. The first five belong to the calling thread, and all threads use
-// them.
+// Scratch buffers that are in use at the same time. The first five belong to the calling thread, and all threads read
+// and write them.
 enum Buffer { SHARED_DT, SHARED_C, SHARED_B, SHARED_SCORES, SHARED_GATED, ROWS_OF_B, HEAD, MIXED };
 
 // Intermediate results that several threads read: what the heads of a group share, and the inputs of the norm.
@@ -52,7 +53,7 @@ struct Shared {
     float *C;  // [groups, T, padded size]
     float *B;  // [groups, chunk, size, padded tokens]: transposed
     float *scores;  // [groups, chunk, tokens, padded tokens]: C·Bᵀ
-    float *gated;  // [T, inner]; not yet gated where the norm comes first
+    float *gated;  // [T, inner]; before the gate if norm_first
 };
 
 template <class Activation> class Prefill {
@@ -184,8 +185,8 @@ private:
                    [&](auto *state) { transpose(h, shape.columns(), shape.size, shape.width, state, shape.size); });
     }
 
-    // gated = (exp(a)·C·h + M·x + D·x)·silu(gate), where M[l, s] = scores[l, s]·exp(a_l − a_s)·dt_s for s ≤ l. If the
-    // norm comes before the gate, without the gate.
+    // gated = (exp(a)·C·h + M·x + D·x)·silu(gate), where M[l, s] = scores[l, s]·exp(a_l − a_s)·dt_s for s ≤ l, and a is
+    // the running sum of dt·A. If the norm comes before the gate, leave out the factor silu(gate).
     void output(int64_t chunk, int64_t head, const float *h, const float *x, const float *a) const {
         const int64_t length = plan.length(chunk), padded = round_up(length), columns = shape.columns();
         const int64_t wide = round_up(shape.size), group = head / (shape.heads / shape.groups);
@@ -194,7 +195,7 @@ private:
         float *const carried = M + padded * padded, *const y = carried + padded;
         mix(length, scores_of(group, chunk), a, dt_of(head) + plan.starts[chunk], M);
         for (int64_t i = 0; i < length; i += LANES) put(carried + i, exp(load(a + i)));
-        // Two passes, since the state and x do not fit into the L1 cache together.
+        // Multiply in two passes, because the state and x do not fit into the L1 cache together.
         multiply<float>(length, columns, shape.size, {C, wide}, {h, columns}, {}, {y, columns});
         for (int64_t row = 0; row < length; row += TILE_ROWS)
             multiply<float>(std::min<int64_t>(TILE_ROWS, length - row), columns, std::min(row + TILE_ROWS, length),
@@ -202,7 +203,8 @@ private:
         for (int64_t i = 0; i < length; ++i) gate(plan.starts[chunk] + i, head, y + i * columns, x + i * columns);
     }
 
-    // Compute M of output(). Entries after the diagonal are 0 as far as a tile of TILE_ROWS rows reads them.
+    // Compute the matrix M that output() describes. After the diagonal, the entries that a tile of TILE_ROWS rows reads
+    // are 0.
     void mix(int64_t length, const float *scores, const float *a, const float *dt, float *M) const {
         const int64_t padded = round_up(length);
         for (int64_t l = 0; l < length; ++l) {
@@ -255,7 +257,7 @@ private:
         }
     }
 
-    // y = gated.
+    // Write `gated` to y unchanged: there is no norm.
     void copy(int64_t token) const {
         const int64_t inner = shape.inner(), at = token * inner;
         for (int64_t c = 0; c < inner; c += LANES) put(y + at + c, load(shared.gated + at + c, inner - c), inner - c);

@@ -75,7 +75,7 @@ def mixer_prefill(
 
 
 def check() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     heads, width, size, groups = 4, 20, 37, 2
     inner, channels = heads * width, heads * width + 2 * groups * size
     g = torch.Generator().manual_seed(0)

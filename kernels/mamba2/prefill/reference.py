@@ -1,4 +1,4 @@
-"""The Mamba-2 mixer between its two projections over packed segments, composed of its operations' references."""
+"""The Mamba-2 mixer between its two projections, over packed segments, composed of its operations' references."""
 
 from collections.abc import Callable
 

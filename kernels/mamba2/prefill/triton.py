@@ -12,7 +12,7 @@ from baton.kernels.prefill.plan import PrefillPlan
 def mixer_prefill(
     projected: Tensor, constants: MixerConstants, conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan
 ) -> Tensor:
-    """Compute reference.mixer_prefill, except that intermediate results and factors are in the dtype of `projected`.
+    """Compute reference.mixer_prefill, with operands of products and intermediate results in projected's dtype.
 
     `projected` and the pools may be strided in their first dimension.
     """
@@ -21,7 +21,8 @@ def mixer_prefill(
     groups = (channels - inner) // (2 * size)
     inputs = projected[:, inner : inner + channels]
     convolved = conv1d_prefill(inputs, c.taps, c.conv_bias, conv_pool, plan.table)
-    # .view would give a single token another stride, for which another kernel would be compiled.
+    # as_strided, because .view gives a single token another stride, and Triton would compile another kernel for that
+    # stride.
     y = ssd_prefill(
         convolved.as_strided((tokens, heads, width), (channels, width, 1), 0),
         projected[:, inner + channels :],

@@ -1,4 +1,4 @@
-"""The scan of Mamba-2's recurrence over packed prompts: initial states, checkpoints at exact positions."""
+"""The scan of Mamba-2's recurrence over packed prompts, with initial states and with checkpoints at exact positions."""
 
 from baton.kernels.mamba2.ssd import cpu, reference
 from baton.kernels.runtime.dispatch import dispatch, on_cpu

@@ -1,7 +1,7 @@
 """The scan of reference.py a chunk at a time: a chunk's tensors stay in the cache, and nothing is padded.
 
-Without it a prefill of 512 tokens takes 26 to 38 % longer with the bundled model in float32, and 22 to 28 % longer with
-three layers of granite-151m in bfloat16 (torch alone, one core of a Xeon with AVX-512).
+Without this form a prefill of 512 tokens takes 26 to 38 % longer with the bundled model in float32, and 22 to 28 %
+longer with three layers of granite-151m in bfloat16 (torch alone, one core of a Xeon with AVX-512).
 """
 
 import torch
@@ -18,7 +18,7 @@ def ssd_prefill(
     per_group = heads // groups
     longest = max(chunk.end - chunk.begin for chunk in plan.chunks)
     later = torch.ones(longest, longest, dtype=torch.bool).triu(1)
-    states = [pool[slot].float() for slot in plan.rows]  # The pool's own memory, where that is float32.
+    states = [pool[slot].float() for slot in plan.rows]  # a view of the pool if it is float32, else a copy
     y = x * D[:, None]
     for chunk in plan.chunks:
         rows, length = slice(chunk.begin, chunk.end), chunk.end - chunk.begin

@@ -1,6 +1,6 @@
 """The operation of reference.py in Triton, in two kernels.
 
-The first computes what chunks do not need a state for: decays, and C·B of each group. The second passes through a
+The first computes everything of a chunk that needs no state: decays, and C·B of each group. The second passes through a
 segment's chunks with the state in registers, so that only states of checkpoints and ends are written to memory.
 """
 
@@ -34,8 +34,8 @@ def ssd_prefill(
 ) -> Tensor:
     """Compute reference.ssd_prefill. x, dt, B, C and the pool may be strided in their first dimension.
 
-    x, B and C have one dtype, float32 or bfloat16, which is also that of y and of all factors; sums and states are
-    float32.
+    x, B and C have one dtype, float32 or bfloat16, which is also the dtype of y and of the operands of all products;
+    sums and states are float32.
 
     dt_bias: float32 [H] or None; with it, dt becomes softplus(dt + dt_bias), clamped to dt_limits.
     """
@@ -152,7 +152,7 @@ def _prepare(
     dt = tl.load(dt_ptr + begin * DT_ROW + dt_places, is_input, other=0.0).to(tl.float32)
     if dt_bias_ptr is not None:
         dt = clamp(softplus(dt + tl.load(dt_bias_ptr + head, inside, other=0.0)[:, None]), dt_low, dt_high)
-    dt = tl.where(is_input, dt, 0.0)  # Again, because softplus(bias) is not 0.
+    dt = tl.where(is_input, dt, 0.0)  # Mask again, because softplus(bias) is not 0.
     decays_ptr += chunk * (HEADS * 2 * TOKENS)
     places = head[:, None] * (2 * TOKENS) + token[None, :]
     sums = tl.cumsum(dt * tl.load(A_ptr + head, inside, other=0.0)[:, None], 1)
@@ -200,7 +200,7 @@ def _scan(
     TOKENS: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """Scan BLOCK_P columns of one head of one segment. The state is held transposed, as [N, P]."""
+    """Scan BLOCK_P columns of one head of one segment. The state is held transposed: [SIZE, WIDTH]."""
     BLOCKS: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
     GROUPS: tl.constexpr = HEADS // HEADS_PER_GROUP
     Y_ROW: tl.constexpr = HEADS * WIDTH
@@ -219,7 +219,7 @@ def _scan(
     first, stop = tl.load(first_ptr + segment).to(tl.int64), tl.load(first_ptr + segment + 1).to(tl.int64)
     begin, end = tl.load(starts_ptr + first).to(tl.int64), tl.load(starts_ptr + first + 1).to(tl.int64)
     for chunk in range(first, stop):
-        # Load the next chunk's bounds early, so that its loads have their addresses and overlap with this chunk.
+        # Load the next chunk's bounds now, so that the next chunk's loads need not wait for them.
         next_begin = tl.load(starts_ptr + chunk + 1).to(tl.int64)
         next_end = tl.load(starts_ptr + tl.minimum(chunk + 2, stop)).to(tl.int64)
         live = token < (end - begin).to(tl.int32)
@@ -240,7 +240,7 @@ def _scan(
         y = tl.dot(within.to(x.dtype), x, y, input_precision="ieee") + x.to(tl.float32) * D
         tl.store(y_ptr + begin * Y_ROW + (token[:, None] * Y_ROW + p[None, :]), y.to(x.dtype), in_x)
 
-        # The state at the chunk's end, and its checkpoints.
+        # Compute the state at the chunk's end, and write it to the slots of checkpoints there.
         B_places, in_B = token[None, :] * B_ROW + n[:, None], live[None, :] & (n < SIZE)[:, None]
         B = tl.load(B_ptr + begin * B_ROW + B_places, in_B, other=0.0)
         added = (x.to(tl.float32) * (tl.exp(total - a) * dt)[:, None]).to(x.dtype)

@@ -1,7 +1,8 @@
 """The update of reference.py a row at a time: a state of a few hundred kB is read and written once, from the cache.
 
-Without it a decoding step of one row takes 13 to 17 % longer with the bundled model, and one of 16 rows 34 to 81 %.
-With three layers of granite-151m in bfloat16, 16 rows take 2.7 times as long (torch alone, one core of a Xeon).
+Without this form a decoding step of one row takes 13 to 17 % longer with the bundled model, and one of 16 rows
+34 to 81 %. With three layers of granite-151m in bfloat16, 16 rows take 2.7 times as long (torch alone, one core of a
+Xeon).
 """
 
 import torch
@@ -29,7 +30,7 @@ def selective_state_update(
     y = torch.empty(rows, groups, heads // groups * width, 1)
     for row, slot in enumerate(slots.tolist()):
         stored = pool[slot].view(groups, heads // groups, width, size)
-        state = stored.float()  # the same memory if the pool is float32
+        state = stored.float()  # a view of the pool if the pool is float32, else a copy
         state.mul_(decay[row]).addcmul_(x_dt[row], B[row])
         torch.bmm(state.view(groups, -1, size), C[row, :, :, None], out=y[row])
         if state is not stored:

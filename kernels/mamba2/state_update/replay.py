@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class InputRing:
-    """One layer's ring of recent inputs, float32. A row keeps its place (first index) as long as it decodes."""
+    """One layer's ring of recent inputs, float32. A row keeps its place (the first index) as long as it decodes."""
 
     x_dt: Tensor  # x·dt, [rows, window, H, P]
     decay: Tensor  # exp(dt·A), [rows, window, H]
@@ -33,7 +33,7 @@ class InputRing:
 def written_at(position: int, start: int, window: int) -> int:
     """Return the number of tokens that the state in a slot includes.
 
-    position: how many tokens have been fed in all. start: how many had been fed when the row began to decode here.
+    position: how many tokens have been fed in all. start: how many had been fed when the row began to use the ring.
     """
     return max(start, position // window * window)
 
@@ -57,11 +57,12 @@ def replay_state_update(
 ) -> Tensor:
     """Compute reference.selective_state_update with the ring: the same bits of y, [R, H, P].
 
-    The states in the pool are the same at each multiple of the window.
+    The states in the pool equal the reference's at each multiple of the window.
 
     pool: float32 only, because a bfloat16 state would have to be rounded at each token.
     places: int64 [R], each row's place in the ring.
-    starts: int64 [R], the number of tokens in a row's slot when it began to decode here; unchanged until it is flushed.
+    starts: int64 [R], the number of tokens in a row's slot when the row began to use the ring; unchanged until the row
+        is flushed.
     dt_bias: float32 [H] or None; with it, dt becomes softplus(dt + dt_bias), clamped to dt_limits.
     """
     if dt_bias is not None:
@@ -99,7 +100,7 @@ def flush(
 
 
 def replayed(pool: Tensor, slots: Tensor, positions: Tensor, ring: InputRing, places: Tensor, starts: Tensor) -> Tensor:
-    """Return the states after `positions` tokens, [R, H, P, N]: those in the slots, advanced by the ring's inputs."""
+    """Return the states after `positions` tokens, [R, H, P, N]: the slots' states, advanced by the ring's inputs."""
     states = pool[slots]
     for state, place, position, start in zip(states, places.tolist(), positions.tolist(), starts.tolist(), strict=True):
         for fed in range(written_at(position, start, ring.window), position):

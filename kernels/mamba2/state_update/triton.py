@@ -31,8 +31,8 @@ def selective_state_update(
 ) -> Tensor:
     """Compute reference.selective_state_update. x, dt, B and C may be float32 or bfloat16.
 
-    These and the pool may be strided in their first dimension. Rows may share a slot and a target if neither their
-    contents nor these rows of y are used, as with padding rows.
+    These tensors and the pool may be strided in their first dimension. Padding rows may share a slot and a target,
+    because neither the slots' contents nor the padding rows of y are used.
 
     targets: int64 [R], the slots that the states are written to, none of them another row's slot; None: `slots`.
     dt_bias: float32 [H] or None; with it, dt becomes softplus(dt + dt_bias), clamped to dt_limits.

@@ -34,8 +34,8 @@ def replay_state_update(
 ) -> Tensor:
     """Compute replay.replay_state_update. x, dt, B and C may be float32 or bfloat16.
 
-    These, the pool and the ring may be strided in their first dimension. Rows may share a slot and a place if neither
-    their contents nor these rows of y are used, as with padding rows.
+    These tensors, the pool and the ring may be strided in their first dimension. Padding rows may share a slot and a
+    place in the ring, because neither the contents of both nor the padding rows of y are used.
     """
     rows, heads, width = x.shape
     y = torch.empty(rows, heads, width, dtype=torch.float32, device=x.device)
@@ -80,7 +80,7 @@ def flush(
 def candidates(size: int) -> list[KernelConfig]:
     """Return the configurations to choose from, the default first.
 
-    Blocks are larger than without a ring, since each program of a group reads the ring's B.
+    Blocks are larger than without a ring: each program of a group reads the ring's B, so fewer programs read less.
     """
     elements = [(2048, 1), (1024, 1), (4096, 1), (4096, 2), (8192, 4), (8192, 8)]
     columns = triton.next_power_of_2(size)
@@ -88,7 +88,7 @@ def candidates(size: int) -> list[KernelConfig]:
 
 
 def _prepared(kernel: str, pool: Tensor, ring: InputRing) -> tuple[KernelConfig, dict[str, int]]:
-    """Return a kernel's configuration and the constexprs that both kernels have. Raise ValueError for other layouts."""
+    """Return a kernel's configuration and both kernels' constexprs. Raise ValueError for a wrong dtype or window."""
     heads, width, size = pool.shape[1:]
     window, groups = ring.B.shape[1:3]
     if pool.dtype != torch.float32 or window & (window - 1):
@@ -170,7 +170,7 @@ def _replay(
     end = (position % WINDOW).to(tl.int32)
     begin = _begin(position, end, tl.load(starts_ptr + row))
     state = _replayed(state, begin, end, x_dt_ptr + p, decay_ptr, B_ptr + n, has_p, has_n, HEADS, WIDTH, GROUPS, SIZE)
-    # Loaded after the loop, during which it would occupy registers.
+    # Load C after the loop, because during the loop it would occupy registers.
     C = tl.load(C_ptr + row * C_ROW + group * SIZE + n, has_n, other=0.0).to(tl.float32)
     decay, x_dt = tl.exp(dt * A), x * dt
     state = advanced(state, decay, x_dt, B)
@@ -179,7 +179,7 @@ def _replay(
 
     if end == WINDOW - 1:
         tl.store(state_ptr, state, inside)
-    else:  # Add the inputs to the ring. Several programs share decay and B: one of them writes.
+    else:  # Add the inputs to the ring. Several programs share decay and B: only one of them writes.
         is_first = block == 0
         is_first_of_group = is_first & (head % (HEADS // GROUPS) == 0)
         tl.store(x_dt_ptr + end * (HEADS * WIDTH) + p, x_dt, has_p)
@@ -233,7 +233,7 @@ def _flush(
 
 @jit
 def _begin(position, end, start):
-    """Return the ring index of the first input to replay; the last is before `end`. See replay.written_at."""
+    """Return the ring index of the first input to replay; the last input is at `end` - 1. See replay.written_at."""
     return tl.maximum(start - (position - end), 0).to(tl.int32)
 
 

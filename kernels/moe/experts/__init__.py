@@ -18,7 +18,7 @@ def experts(
     output_linear: Tensor | PackedExperts,
     activation: Activation,
 ) -> Tensor:
-    """Compute reference.experts with its fastest form. Each weight is a plain tensor or packed by `pack`."""
+    """Compute reference.experts with the fastest form. Each weight is a plain tensor or packed by `pack`."""
     if native.takes(x, input_linear, output_linear):
         assert isinstance(input_linear, PackedExperts) and isinstance(output_linear, PackedExperts)
         return native.experts(x, chosen, weights, input_linear, output_linear, activation)

@@ -31,7 +31,7 @@ struct Tile {
 
 // The pairs, sorted by expert (counting sort) and cut into tiles of up to ROWS_AT_ONCE pairs. A pair is row · top_k +
 // k.
-// memory: int32 [count + 1 + 4·pairs], for the ends of the experts' pairs, the order and the tiles.
+// memory: int32 [count + 1 + 4·pairs], for the end of each expert's pairs, the order of the pairs, and the tiles.
 struct SortedPairs {
     const int32_t *order;
     const Tile *tiles;
@@ -60,8 +60,8 @@ struct SortedPairs {
     }
 };
 
-// Least iterations of a part of a parallel loop, each of which multiplies `weights` weights: see grain in
-// kernels/linear/dense/cpu.cpp.
+// Return the minimum iterations per part of a parallel loop, if an iteration multiplies `weights` weights: see grain()
+// in kernels/linear/dense/cpu.cpp.
 int64_t grain(int64_t weights, const Choice &choice, const SortedPairs &sorted) {
     const int64_t rows = choice.pairs() / std::max<int64_t>(sorted.count, 1);
     return 65536 / (weights * (1 + rows / 16) + 1) + 1;
@@ -86,12 +86,13 @@ void activate(const float *gate, const float *up, int64_t rows, int64_t block, i
     for (int64_t row = 0; row < rows; row++, hidden += outputs)
         for (int64_t i = first; i < last; i += LANES) {
             const int64_t at = row * BLOCK_OUT + i - first;
-            const floats given = load(up + at), positive = given < 0 ? floats{} : given;  // A NaN stays a NaN.
+            const floats given = load(up + at), positive = given < 0 ? floats{} : given;  // keeps NaN: NaN < 0 is false
             put(hidden + i, gate ? silu(load(gate + at)) * given : positive * positive, last - i);
         }
 }
 
-// Compute hidden [pairs in sorted order, m.outputs]. m: the first of the matrices, of which an expert has two if gated.
+// Compute hidden [pairs in sorted order, m.outputs]. m: the first expert's first matrix. If gated, each expert has two
+// matrices.
 template <class M, class T = typename M::Input>
 void project_in(const M &m, bool gated, const T *x, int64_t stride, const Choice &c, const SortedPairs &sorted, T *hidden) {
     const int64_t blocks = m.blocks();
@@ -114,15 +115,15 @@ void project_in(const M &m, bool gated, const T *x, int64_t stride, const Choice
     });
 }
 
-// Return how many consecutive blocks of outputs are computed together. They share a tile's inputs while these are in
-// the cache; there are few enough that their sums stay in the cache, too.
+// Return how many consecutive blocks of outputs are computed together: several, so that they share a tile's inputs
+// while the inputs are in the cache, but so few that their sums stay in the cache, too.
 int64_t blocks_at_once(const Choice &c) { return std::clamp<int64_t>(2048 / std::max<int64_t>(c.rows, 1), 1, 8); }
 
 // Compute y [rows, m.outputs], the weighted sums over each token's pairs.
 template <class M, class T = typename M::Input>
 void project_out(const M &m, const T *hidden, const Choice &c, const SortedPairs &sorted, T *y) {
     const int64_t most = blocks_at_once(c), size = c.rows * BLOCK_OUT;
-    const int64_t together = std::min(most, m.blocks() / (2 * pool.threads));  // Fewer if threads would be idle.
+    const int64_t together = std::min(most, m.blocks() / (2 * pool.threads));  // Fewer if threads would idle.
     const int64_t weights = BLOCK_OUT * m.inputs * sorted.count;
     parallel_for(m.blocks(), std::max(grain(weights, c, sorted), together), [&](int64_t begin, int64_t end) {
         const FlushDenormals flush;
@@ -156,7 +157,7 @@ void project_out(const M &m, const T *hidden, const Choice &c, const SortedPairs
     });
 }
 
-// Compute all experts. in, out: their first and second projections, PackedMatrix or QuantizedMatrix.
+// Compute all experts. in, out: the experts' first and second projections, PackedMatrix or QuantizedMatrix.
 template <class M, class T = typename M::Input>
 void experts(const M &in, const M &out, bool gated, const T *x, int64_t stride, const Choice &c, T *hidden,
              int32_t *memory, T *y) {

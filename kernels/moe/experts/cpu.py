@@ -1,8 +1,8 @@
-"""The experts of reference.py by torch: only those that were chosen, one at a time, with weights of any layout.
+"""The experts of reference.py in torch: computes only chosen experts, one at a time, with weights of any layout.
 
 The reference takes plain weights only, and computes with all experts: with three layers of granite-moe-153m in
-bfloat16 a prefill of 512 tokens takes 11 % longer with it, and decoding steps of one and of 16 rows take 29 % and 23 %
-longer (one core of a Xeon).
+bfloat16 a prefill of 512 tokens takes 11 % longer with the reference, and decoding steps of one and of 16 rows take
+29 % and 23 % longer (one core of a Xeon).
 """
 
 import torch
@@ -22,7 +22,7 @@ def experts(
     output_linear: Tensor | PackedExperts,
     activation: Activation,
 ) -> Tensor:
-    """See reference.experts; here each product is rounded."""
+    """Compute reference.experts, except that each product is rounded to x's dtype."""
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     count = input_linear.count if isinstance(input_linear, PackedExperts) else len(input_linear)
     for expert in sorted(set(chosen.flatten().tolist())):
@@ -35,7 +35,7 @@ def experts(
 
 
 def _project(x: Tensor, stack: Tensor | PackedExperts, expert: int) -> Tensor:
-    """x @ stack[expert]ᵀ."""
+    """Return x @ stack[expert]ᵀ."""
     if isinstance(stack, Tensor):
         return dense.linear(x, stack[expert], None)
     parts = [stack.part(expert * stack.parts + part) for part in range(stack.parts)]

@@ -1,4 +1,4 @@
-"""The operation of reference.py in C++ (cpu.cpp), over packed weights. It is batch-invariant."""
+"""The operation of reference.py in C++ (cpu.cpp), over packed weights. The results are batch-invariant."""
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ def _check_weights(x: Tensor, first: PackedExperts, second: PackedExperts, parts
 
 
 def check() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     g = torch.Generator().manual_seed(0)
     chosen = torch.tensor([[2, 0], [1, 2], [-1, 2], [4, 3]], dtype=torch.int32)
     x, weights = torch.randn(4, 71, generator=g), torch.rand(4, 2, generator=g)

@@ -1,4 +1,4 @@
-"""Experts' weights, laid out as the code that computes with them reads them."""
+"""Experts' weights, packed in the layout of the form that computes with them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class PackedExperts:
     outputs: int
     inputs: int
     bits: int | None  # 8 or 4 for quantized weights, None for floating point
-    dtype: torch.dtype  # of the weights before they were packed
+    dtype: torch.dtype  # dtype of the weights before they were packed
     layout: Layout  # see QuantizedWeight
 
     @property
@@ -33,14 +33,14 @@ class PackedExperts:
         return len(self.data) * self.outputs * self.inputs
 
     def part(self, index: int) -> PackedWeight | QuantizedWeight:
-        """Return one matrix, number expert · parts + part, as a projection's weight."""
+        """Return matrix `index`, which is expert · parts + part, as a projection's weight."""
         if self.bits is None:
             return PackedWeight(self.data[index], self.outputs, self.inputs, with_rows=True)
         return QuantizedWeight(self.data[index], self.bits, self.outputs, self.inputs, self.dtype, self.layout)
 
 
 def pack(weight: Tensor, parts: int, bits: int | None) -> PackedExperts | None:
-    """Pack the experts' weights; return None if the plain tensor is best left as it is.
+    """Pack the experts' weights; return None if no form computes with packed weights of this device and dtype.
 
     weight: [E, parts·outputs, inputs].
     bits: 8 or 4 quantizes to integers of that size, None keeps floating point.
@@ -69,7 +69,7 @@ def _matrices(weight: Tensor, parts: int) -> Tensor:
 
 
 def _stacked(matrices: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply `make` to each matrix and stack the results; only one of these exists at a time beyond the stack itself."""
+    """Apply `make` to each matrix and stack the results; at most one result exists outside of the stack."""
     first = make(matrices[0])
     data = first.new_empty(len(matrices), *first.shape)
     for index, matrix in enumerate(matrices):

@@ -88,7 +88,7 @@ def _config(x: Tensor, pairs: int, count: int, inner: int, bits: int) -> KernelC
     """Return the configuration of both projections for these shapes on this device.
 
     Tiles have about as many rows as an expert gets on average. Float32 and widths that are no multiples of 16 get
-    smaller tiles, because registers would not suffice.
+    smaller tiles, because larger ones would not fit into registers.
     """
     row_count = next((rows for rows in (16, 32, 64) if pairs <= rows * count), 64 if bits else 128)
     if x.dtype == torch.float32 or x.shape[1] % 16 or inner % 16:
@@ -104,7 +104,7 @@ def _config(x: Tensor, pairs: int, count: int, inner: int, bits: int) -> KernelC
 
 
 def _sized(output_count: int, row_count: int, input_count: int, warps: int, stages: int) -> KernelConfig:
-    """Return a configuration. STAGES is passed to the kernel as well: see kernels/linear/quantized/triton.py."""
+    """Return a configuration of these sizes. kernels/linear/quantized/triton.py says why STAGES is a constexpr, too."""
     blocks = {"BLOCK_OUT": output_count, "BLOCK_ROWS": row_count, "BLOCK_IN": input_count, "STAGES": stages}
     return KernelConfig(blocks, warps, stages)
 
@@ -129,7 +129,7 @@ def _project_in(
 ):
     """Compute hidden, [pairs in sorted order, INNER]: the first projection and the activation.
 
-    Programs: tiles of outputs, tiles of pairs.
+    Grid: tiles of outputs, tiles of pairs.
     """
     expert, first, rows = _tile(tiles_ptr)
     if rows == 0:
@@ -173,7 +173,7 @@ def _project_out(
 ):
     """Compute results, [pairs in their original order, WIDE]: the second projection, without the pairs' weights.
 
-    Programs: tiles of outputs, tiles of pairs.
+    Grid: tiles of outputs, tiles of pairs.
     """
     expert, first, rows = _tile(tiles_ptr)
     if rows == 0:
@@ -199,7 +199,7 @@ def _add_up(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Add up the weighted experts of a token, in the order of its choice. Programs: tokens, blocks of columns."""
+    """Add up the weighted experts of a token, in the order of its choice. Grid: tokens, blocks of columns."""
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for place in range(TOP_K):
@@ -235,7 +235,7 @@ def _product(
 ):
     """Return the products, float32 [outs, rows], of one matrix of a stack and rows.
 
-    stack_ptr: consecutive matrices [OUTPUTS, INPUTS]; matrix: the number of one of them.
+    stack_ptr: consecutive matrices [OUTPUTS, INPUTS]; matrix: the index of one matrix.
     BITS: 8 or 4 for packed integers, 0 for floating point.
     Other arguments: see kernels.linear.quantized.triton.product.
     """

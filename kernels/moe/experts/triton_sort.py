@@ -1,7 +1,7 @@
 """Sorting of (token, expert) pairs by expert, and cutting them into tiles, all on the device.
 
-The host does not read how many pairs each expert has. So it launches as many tiles as there can be at most, and the
-tiles that are not needed are empty.
+The host does not read how many pairs each expert has. So the host launches the maximum number of tiles, and tiles that
+are not needed are empty.
 """
 
 import torch
@@ -17,7 +17,7 @@ AT_ONCE = 1024
 
 
 def sort_pairs(chosen: Tensor, count: int, tile_rows: int) -> tuple[Tensor, Tensor]:
-    """Sort pairs by expert, and cut those of each expert into tiles of up to tile_rows pairs.
+    """Sort pairs by expert, and cut each expert's pairs into tiles of up to tile_rows pairs.
 
     Return order, int32 [pairs], the numbers of the pairs sorted by expert (stable), and tiles, int32 [most, 3]: each
     tile's expert, its first index in `order`, and its number of pairs, which is 0 for tiles that are not needed.
@@ -50,7 +50,7 @@ def most_tiles(pairs: int, count: int, tile_rows: int) -> int:
 
 @jit
 def _count(chosen_ptr, counts_ptr, pairs, AT_ONCE: tl.constexpr):
-    """Count an expert's pairs. Programs: experts."""
+    """Count an expert's pairs. Grid: experts."""
     expert = tl.program_id(0)
     mine = tl.zeros((AT_ONCE,), tl.int32)
     for start in range(0, pairs, AT_ONCE):
@@ -72,7 +72,7 @@ def _place(
     TILE_ROWS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """Write an expert's part of `order` and its tiles. Programs: experts; the last also empties the unneeded tiles."""
+    """Write an expert's part of `order` and its tiles. Grid: experts; the last one also empties the unneeded tiles."""
     expert = tl.program_id(0)
     bins = tl.arange(0, BINS)
     counts = tl.load(counts_ptr + bins, bins < COUNT, other=0)

@@ -11,14 +11,14 @@ __all__ = ["RoutingRule", "pack", "route"]
 
 
 def pack(router: Tensor) -> PackedWeight | None:
-    """Pack a router's weight [E, D]; return None if it is best left as it is."""
+    """Pack a router's weight [E, D]; return None if native code cannot compute with it."""
     return native.pack(router) if native.takes(router) else None
 
 
 def route(
     x: Tensor, router: Tensor | PackedWeight, bias: Tensor | None, rule: RoutingRule, padding: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute reference.route with its fastest form."""
+    """Compute reference.route with the fastest form that takes the arguments."""
     if isinstance(router, PackedWeight):
         return native.route(x, router, bias, rule, padding)
     if takes(x):

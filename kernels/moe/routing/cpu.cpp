@@ -20,9 +20,9 @@ struct Rule {
     float scale;
 };
 
-// Compute the logits [rows, OUT] of one block of experts, rows `stride` apart. block: its weights [steps, OUT, INPUTS].
-// If weights are packed in pairs and the number of inputs is odd, the last input is multiplied separately, padded with
-// 0.
+// Compute the logits [rows, OUT] of one block of experts, rows `stride` apart. block: the block's weights [steps, OUT,
+// INPUTS]. If weights are packed in pairs and the number of inputs is odd, the last input is multiplied separately,
+// padded with 0.
 template <class W, class X>
 void multiply(const X *x, int64_t x_stride, const W *block, int64_t inputs, int64_t rows, float *logits, int64_t stride) {
     constexpr int64_t SIDE = Step<W>::INPUTS;
@@ -77,8 +77,8 @@ void keep_groups(float *wanted, int64_t experts, const Rule &rule, float *memory
         if (kept[group] == 0.0f) std::fill(wanted + group * each, wanted + (group + 1) * each, NONE);
 }
 
-// Compute the weights of the chosen experts. On entry `weights` holds their logits, the best first, or with sigmoid
-// their scores. all: the logits of all experts, padded with NONE to a multiple of LANES.
+// Compute the weights of the chosen experts. On entry `weights` holds the chosen experts' logits (with sigmoid:
+// scores), the best first. all: the logits of all experts, padded with NONE to a multiple of LANES.
 void weigh(const float *all, int64_t experts, const Rule &rule, float *weights) {
     const float most = weights[0];
     float sum = LEAST;
@@ -124,7 +124,7 @@ void choose(float *logits, const float *bias, int64_t experts, const Rule &rule,
 template <class W, class X>
 void route(const X *x, int64_t x_stride, const W *router, const float *bias, float *logits, int32_t *chosen,
            float *weights, int64_t rows, int64_t inputs, int64_t experts, const Rule &rule) {
-    constexpr int64_t ROWS = 48;  // Rows of a part of the parallel loop.
+    constexpr int64_t ROWS = 48;  // Rows per part of the parallel loop.
     const int64_t blocks = (experts + OUT - 1) / OUT, stride = blocks * OUT, parts = (rows + ROWS - 1) / ROWS;
     const int64_t size = (inputs + Step<W>::INPUTS - 1) / Step<W>::INPUTS * Step<W>::INPUTS * OUT;
     const int64_t work = OUT * inputs * (1 + std::min(rows, ROWS) / 16);

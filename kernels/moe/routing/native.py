@@ -1,4 +1,4 @@
-"""The operation of reference.py in C++ (cpu.cpp), over packed weights. It is batch-invariant."""
+"""The operation of reference.py in C++ (cpu.cpp), over packed weights. The results are batch-invariant."""
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ def pack(router: Tensor) -> PackedWeight:
 
 
 def check() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     g = torch.Generator().manual_seed(0)
     x, router, bias = torch.randn(5, 37, generator=g), torch.randn(40, 37, generator=g), torch.randn(40, generator=g)
     rules = [

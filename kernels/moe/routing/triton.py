@@ -14,7 +14,7 @@ SPLIT = 256
 STEPS = {torch.float32: 16, torch.bfloat16: 64}
 """Inputs multiplied at a time, by the router's dtype. Float32 has no tensor cores and so needs more registers."""
 APART = 64
-"""With up to this many rows, each split is computed by a program of its own; with more, a program computes them all."""
+"""Up to this many rows, each split has its own program; with more rows, one program computes all splits of a tile."""
 
 
 def route(
@@ -86,9 +86,9 @@ def _logits(
     BLOCK_OUT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
-    """Compute a tile of the logits [splits, rows, EXPERTS]: the sum of SPLITS splits from the program's own on.
+    """Compute a tile of the logits [splits, rows, EXPERTS]: the sum of SPLITS splits, beginning with the program's.
 
-    Programs: tiles of experts, tiles of rows, splits.
+    Grid: tiles of experts, tiles of rows, splits.
     """
     outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     at = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -130,7 +130,7 @@ def _choose(
     BLOCK_GROUPS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Choose a row's experts and compute their weights. Programs: rows.
+    """Choose a row's experts and compute their weights. Grid: rows.
 
     Scores are held as [groups, EACH]: consecutive experts form a group.
     """

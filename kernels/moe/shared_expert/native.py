@@ -32,7 +32,7 @@ def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None = None) -> Te
 
 
 def check() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     g = torch.Generator().manual_seed(0)
     routed, shared, gate = (torch.randn(shape, generator=g) for shape in ((3, 74), (3, 74), (3, 1)))
     for dtype, tolerance in zip(TYPES, (1e-5, 2**-7), strict=True):

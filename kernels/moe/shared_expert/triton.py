@@ -47,7 +47,7 @@ def _add_shared(
     GATE_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute BLOCK columns of one row."""
+    """Compute BLOCK columns of one row of y."""
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     routed = tl.load(routed_ptr + row * ROUTED_ROW + columns, inside, other=0.0).to(tl.float32)

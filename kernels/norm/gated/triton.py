@@ -26,7 +26,7 @@ def gated_norm(
     """Compute reference.gated_norm. x and gate, float32 or bfloat16, may be strided in their first dimension.
 
     weight: [channels], or [channels / groups] for a weight that all groups share.
-    dtype: of the result; None: weight's or, without a weight, x's.
+    dtype: the result's dtype; None: the weight's dtype or, without a weight, x's dtype.
     """
     rows, channels = x.shape
     width = channels // groups
@@ -53,7 +53,7 @@ def gated_norm(
 def candidates(width: int) -> list[KernelConfig]:
     """Return the configurations to choose from, the default first.
 
-    It has about 8 elements per thread and at least 1024 per program.
+    The default has about 8 elements per thread and at least 1024 per program.
     """
     block = triton.next_power_of_2(width)
     parts = max(1, 1024 // block)
@@ -82,7 +82,7 @@ def _gated_norm(
 ):
     """Compute PARTS consecutive groups, which may belong to several rows.
 
-    parts: groups of all rows. WEIGHTS: elements from one group's weights to the next group's; 0 if they share them.
+    parts: groups of all rows. WEIGHTS: elements from one group's weights to the next; 0 if all groups share weights.
     """
     part = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
     row, group = (part // GROUPS).to(tl.int64), part % GROUPS

@@ -10,9 +10,9 @@
 namespace baton {
 namespace {
 
-// Accumulators of a sum of squares: as many on every target, so that all targets add in the same order.
+// Number of accumulators of a sum of squares: the same on every target, so that all targets add in the same order.
 constexpr int COLUMNS = 16;
-// Least numbers per part of a parallel loop: fewer do not pay for waking a thread.
+// Minimum elements per part of a parallel loop; fewer are not worth waking a thread.
 constexpr int64_t GRAIN = 16384;
 
 // Compute to = residual + multiplier·x, and return its sum of squares. x may be null: then `to` is not written.

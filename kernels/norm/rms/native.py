@@ -47,7 +47,7 @@ def add_rms_norm(
 
 
 def check() -> None:
-    """Raise AssertionError where it differs from the reference."""
+    """Raise AssertionError if the C function differs from the reference."""
     generator = torch.Generator().manual_seed(0)
     for dtype in TYPES:
         residual = torch.randn(96, 217, generator=generator)

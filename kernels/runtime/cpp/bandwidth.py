@@ -11,7 +11,7 @@ PASSES = 8
 def read_bandwidth(threads: int) -> float:
     """Measure the read bandwidth in bytes per second: the best of PASSES passes over 128 MiB.
 
-    threads: how many to read with. Torch's number of threads is changed while this runs, and restored.
+    threads: how many threads read. Torch's number of threads is changed while this runs, and restored.
     """
     numbers, before = torch.ones(NUMBERS), torch.get_num_threads()
     torch.set_num_threads(threads)

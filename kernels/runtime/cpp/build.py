@@ -19,7 +19,7 @@ INCLUDED = re.compile(r'#include "([\w/]+)/\w+\.h"')
 
 
 def sources(operations: Collection[str] | None = None) -> list[Path]:
-    """Return the C++ files of operations (None: all), of what they include, and of this folder; the largest first."""
+    """Return the C++ files of operations (None: all), of operations they include, and of this folder, largest first."""
     found = {name_of(file): file for file in KERNELS.rglob("cpu.cpp")}
     names = found.keys() if operations is None else with_included(found, operations)
     files = [*(found[name] for name in names), *(KERNELS / "runtime" / "cpp").glob("*.cpp")]
@@ -67,7 +67,7 @@ def build(
     """Compile the sources in parallel and link them. Raise CompileError if the compiler fails.
 
     library: where the shared library is written.
-    operations: which operations it is for, as in `sources`.
+    operations: the operations that the library is for; None: all.
     extra: further flags of the compiler.
     """
     flags = [*compiler.flags(target), f"-I{KERNELS}", *extra]

@@ -26,7 +26,7 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
 def open_folder(folder: Path) -> None:
     """Create the folder if it does not exist. Raise CacheError unless only its owner, this user, can access it.
 
-    Code is loaded from it, so another user must not be able to write to it.
+    Code is loaded from the folder, so another user must not be able to write to it.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def fetch(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
             if path.name == _name(key, path.read_bytes()):
                 return path
             path.unlink()
-        for abandoned in folder.glob("*.new"):  # Left by a killed process: nothing else builds while we hold the lock.
+        for abandoned in folder.glob("*.new"):  # Left by a killed process: the lock lets only this process build.
             abandoned.unlink()
         temporary = folder / f"{key}.{os.getpid()}.new"
         try:
@@ -77,7 +77,7 @@ def _name(key: str, content: bytes) -> str:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the folder's file lock."""
-    import fcntl  # Here, since Windows lacks it; native code has no target there, and so does not come here.
+    import fcntl  # Windows lacks fcntl, but it has no native code, so this never runs there.
 
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

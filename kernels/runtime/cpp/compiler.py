@@ -14,7 +14,7 @@ from baton.kernels.runtime.cpp.targets import Target
 NAMES = ("c++", "g++", "clang++")
 FLAGS = (
     "-std=c++17",
-    "-O2",  # Compiles in half of -O3's time; loops that need unrolling or vectorising have pragmas.
+    "-O2",  # compiles in half of -O3's time; loops that need unrolling or vectorising have pragmas
     "-fPIC",
     "-fno-exceptions",
     "-fno-math-errno",
@@ -27,7 +27,7 @@ PATIENCE_FOR_VERSION_S = 20.0
 
 
 class CompileError(Exception):
-    """The compiler failed or cannot be run; the message holds its first line with an error."""
+    """The compiler failed or cannot be run; the message holds the compiler's first line with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Compiler:
 
     @property
     def link_flags(self) -> tuple[str, ...]:
-        """The flags of linking.
+        """Return the flags for linking.
 
         Zig would first compile a C and a C++ standard library, which takes a minute. Kernels need only symbols that the
         process already has, so these libraries are left out.

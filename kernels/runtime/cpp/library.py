@@ -1,4 +1,6 @@
-"""The one native library of this process. Each function is offered only after it agreed with its reference."""
+"""The one native library of this process. A function is offered to its operation only after it agreed with its
+reference.
+"""
 
 import ctypes
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -19,9 +21,9 @@ Function = Callable[..., None]
 class Declared:
     """A C function that an operation would like to use."""
 
-    module: str  # of the declaration, usually an operation's native.py
-    argtypes: tuple[Any, ...]  # ctypes of its arguments
-    check: Callable[[], None]  # calls the function through its operation; raises where its reference differs
+    module: str  # name of the declaring module, usually an operation's native.py
+    argtypes: tuple[Any, ...]  # ctypes of the function's arguments
+    check: Callable[[], None]  # calls the function through its operation; raises if its reference differs
 
 
 class LoadError(Exception):
@@ -37,14 +39,15 @@ _watcher: Callable[[str, tuple[Any, ...]], None] | None = None
 def declare(name: str, argtypes: Sequence[Any], check: Callable[[], None]) -> None:
     """Declare a C function that an operation would like to use. Called when the operation's native.py is imported.
 
-    argtypes: ctypes of its arguments.
-    check: raises where the function and its reference differ. It runs while the function is offered, during `install`.
+    argtypes: ctypes of the function's arguments.
+    check: raises an exception if the function and its reference differ. `install` calls it while the function is
+        offered.
     """
     _declared[name] = Declared(check.__module__, tuple(argtypes), check)
 
 
 def declared(operations: Collection[str] | None = None) -> list[str]:
-    """Return the names of all declared functions, or of those that belong to some operations."""
+    """Return the names of all declared functions, or of the functions of some operations."""
     return sorted(name for name, found in _declared.items() if operations is None or _operation_of(found) in operations)
 
 
@@ -55,7 +58,7 @@ def _operation_of(declared: Declared) -> str:
 
 
 def function(name: str) -> Function | None:
-    """Return the C function; None if no library is installed, or its check failed."""
+    """Return the C function; None if no library is installed, or the function's check failed."""
     found = _functions.get(name)
     return found if found is None or _watcher is None else partial(_report, _watcher, name)
 
@@ -86,14 +89,14 @@ def address_of_words(name: str) -> int:
 
 
 def install(path: Path, threads: int, operations: Collection[str] | None = None) -> dict[str, str]:
-    """Load a library, and offer each of its declared functions that passes its check. Raise LoadError if it fails.
+    """Load a library, and offer each of its declared functions that passes its check. Raise LoadError if loading fails.
 
     This must happen once per process, before a model is used.
 
-    Return why each other function is left out, by name.
+    Return the functions that are not offered, with the reason for each.
 
     path: the shared library.
-    threads: how many torch and native code compute with.
+    threads: how many threads torch and native code compute with.
     operations: the operations that the library was built for; None for all.
     """
     global _library
@@ -115,7 +118,7 @@ def use_threads(threads: int) -> None:
 
 
 def uninstall() -> None:
-    """Offer no functions any more."""
+    """Withdraw all functions, so that operations run torch's forms."""
     global _library
     _library = None
     _functions.clear()
@@ -127,11 +130,11 @@ def _report(on_call: Callable[[str, tuple[Any, ...]], None], name: str, *argumen
 
 
 def _offer(library: ctypes.CDLL, name: str) -> str:
-    """Check a function and offer it. Return what is wrong with it; empty if it is offered."""
+    """Check a function and offer it. Return what is wrong with the function, or an empty string."""
     try:
         found = getattr(library, name)
         found.argtypes, found.restype = _declared[name].argtypes, None
-        _functions[name] = found  # Already now, because the check calls it through its operation.
+        _functions[name] = found  # Offer it before the check, which calls it through its operation.
         _declared[name].check()
     except Exception as fault:
         _functions.pop(name, None)

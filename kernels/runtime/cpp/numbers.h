@@ -8,7 +8,7 @@
 #include <cstring>
 
 #if defined(__SSE2__)
-#include <xmmintrin.h>  // Not immintrin.h, which would take a fifth of a file's time to compile.
+#include <xmmintrin.h>  // not immintrin.h, which would take a fifth of a file's compile time
 #endif
 
 namespace baton {
@@ -99,7 +99,7 @@ template <class V> V mix(V x) {
 
 // Store as bfloat16 with stochastic rounding: add the lower 16 bits of `chance` to the number's bits, then cut off the
 // lower 16. A NaN stays a NaN if its lower 16 bits are 0, as in the NaNs that arithmetic produces; a check for other
-// NaNs would make this 1.5 times as slow.
+// NaNs would make the function 1.5 times as slow.
 inline void put_by_chance(bfloat16 *target, float x, uint32_t chance) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
@@ -119,7 +119,7 @@ V get(const T *source) {
         return to_float(*source);
 }
 
-// The end of rows whose length is no multiple of LANES.
+// Loads and stores at the end of rows whose length is no multiple of LANES.
 
 inline int64_t round_up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
@@ -163,7 +163,7 @@ float sum_of(V x) {
 
 inline float sum(floats x) { return sum_of<LANES>(x); }
 
-// The greatest of COUNT lanes, in the same way.
+// The greatest of COUNT lanes: compare the upper half of the lanes with the lower half, recursively.
 template <int COUNT, class V>
 float highest_of(V x) {
     if constexpr (COUNT == 4) {

@@ -11,7 +11,7 @@
 
 namespace baton {
 
-constexpr int64_t PARTS = 8;  // Parts of a loop for each thread.
+constexpr int64_t PARTS = 8;  // Number of parts of a loop per thread.
 
 // run: OpenMP's entry point for parallel regions (GOMP_parallel), which calls body(data) on all threads; null: there is
 // no pool.
@@ -47,8 +47,9 @@ template <class F> void parallel_for(int64_t n, int64_t grain, F f) {
 
 template <class F> void parallel_for(int64_t n, F f) { parallel_for(n, 1, f); }
 
-// Memory that each thread keeps between calls, so that calls need not allocate. It uses the C library only: containers
-// and thread_local objects with destructors would need the C++ runtime, which the library is not linked with.
+// Memory that each thread keeps between calls, so that calls need not allocate. The struct uses the C library only:
+// containers and thread_local objects with destructors would need the C++ runtime, which the library is not linked
+// with.
 struct ScratchBuffers {
     static constexpr int COUNT = 12;
     float *data[COUNT];

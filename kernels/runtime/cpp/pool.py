@@ -21,7 +21,7 @@ def use_pool(library: ctypes.CDLL, threads: int) -> bool:
 
 
 def torch_pool() -> int | None:
-    """Return the address of OpenMP's entry point for parallel regions, as torch's own calls resolve it; None without.
+    """Return the address of OpenMP's entry point for parallel regions, as torch resolves it; None if there is none.
 
     The function runs another function on all threads of the pool.
     """

@@ -19,19 +19,19 @@ from baton.kernels.runtime.cpp.targets import Target, cpu_features, machine, usa
 class Prepared:
     """The native library of this process, how it was found or built, and what went wrong."""
 
-    operations: Collection[str] | None = None  # names of the folders of the operations that it is for; None: all
+    operations: Collection[str] | None = None  # folders of the operations in the library; None: all
     target: Target | None = None
     compiler: Compiler | None = None
-    path: Path | None = None  # of the library
-    compiled: bool = False  # it was not in the cache
-    seconds: float = 0.0  # spent on finding, building, loading and checking it
+    path: Path | None = None  # path of the library
+    compiled: bool = False  # the library was not in the cache, so it was compiled
+    seconds: float = 0.0  # spent on finding, building, loading and checking the library
     problem: str = ""  # why torch's forms run instead; empty if native code runs
     cache_problem: str = ""  # why the cache cannot be used; the library then lies in `private` until it is loaded
     private: TemporaryDirectory[str] | None = None
-    left_out: dict[str, str] = field(default_factory=dict)  # why a function is not used, by name
+    left_out: dict[str, str] = field(default_factory=dict)  # reason why each unused function is left out
 
     def install(self, threads: int) -> None:
-        """Load the library, if there is one, and check its functions; left_out receives those that failed."""
+        """Load the library, if there is one, and check its functions; left_out receives the functions that failed."""
         with self._recorded():
             if self.path is not None:
                 self.left_out = library.install(self.path, threads, self.operations)
@@ -75,7 +75,7 @@ class Prepared:
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
-        """Measure the time, and store any exception as `problem`: it is not fatal, as torch computes the same."""
+        """Measure the time, and store any exception as `problem`. It is not fatal: torch's forms run instead."""
         began = time.monotonic()
         try:
             yield
@@ -87,7 +87,7 @@ class Prepared:
 def prepare(
     operations: Collection[str] | None = None, on_compile: Callable[[Prepared], None] = lambda prepared: None
 ) -> Prepared:
-    """Find or build the library for this CPU, and return what came of it. The caller then calls its `install`.
+    """Find or build the library for this CPU, and return the result. The caller then calls `install` on it.
 
     operations: see Prepared.
     on_compile: called before a compilation, which takes seconds.

@@ -40,7 +40,8 @@ template <int Rows, int Vecs> struct Tile {
     }
 
 #if defined(__AVX512BF16__)
-    // The same for bfloat16, two k per instruction. left: [rows, count]; right: [count / 2, columns, 2]; count is even.
+    // The same sums for bfloat16, with two k per instruction. left: [rows, count]; right: [count / 2, columns, 2];
+    // count is even.
     void add(const bfloat16 *left, int64_t left_stride, const bfloat16 *right, int64_t right_stride, int64_t count) {
         for (int64_t k = 0; k < count; k += 2, right += right_stride) {
             __m512bh row[Vecs];
@@ -58,7 +59,7 @@ template <int Rows, int Vecs> struct Tile {
     }
 #endif
 
-    // Call f(sum, row, column) for each vector of accumulators; column is that of its first lane.
+    // Call f(sum, row, column) for each vector of accumulators; `column` is the column of the vector's first lane.
     template <class F> void each(F f) {
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r)

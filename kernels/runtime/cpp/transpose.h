@@ -34,8 +34,8 @@ void transpose(const From *from, int64_t from_stride, int64_t rows, int64_t colu
                     for (int64_t c = j; c < std::min(j + 4, columns); c++) turn(r, c, std::integral_constant<int, 1>());
 }
 
-// Return the lanes of a and b alternately: of their lower halves if FIRST is 0, of their upper halves if it is LANES /
-// 2.
+// Return the lanes of a and b alternately: of their lower halves if FIRST is 0, of their upper halves if FIRST is LANES
+// / 2.
 template <int FIRST, int... I> words interleave(words a, words b, std::integer_sequence<int, I...>) {
 #if defined(__clang__)
     return __builtin_shufflevector(a, b, (FIRST + I / 2 + I % 2 * LANES)...);

@@ -9,5 +9,5 @@ INT = ctypes.c_int
 INT64 = ctypes.c_int64
 FLOAT = ctypes.c_float
 
-# As numbers.h numbers them.
+# Numbers of dtypes, as in the enum Type of numbers.h.
 TYPES = {torch.float32: 0, torch.bfloat16: 1}

@@ -32,6 +32,7 @@ template <class... A> void call(void (*function)(A...), const int64_t *words) {
 
 }  // namespace baton
 
-// Define the variant of a function that takes its arguments as words. kernels/runtime/cpu_graph/ finds it by its name.
+// Define the variant of a function that takes its arguments as words. kernels/runtime/cpu_graph/ finds the variant by
+// its name.
 #define BATON_RECORDABLE(function) \
     extern "C" void function##_of_words(const int64_t *words) { baton::call(function, words); }

@@ -11,15 +11,17 @@ ALIGNMENT = 64  # bytes of a CPU's cache line
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """How large a buffer is, and which calls use it."""
+    """The size of a buffer, and the calls that use the buffer."""
 
     size: int  # bytes
-    first: int  # number of the first call that uses it
-    last: int  # number of the last one
+    first: int  # number of the first call that uses the buffer
+    last: int  # number of the last call that uses the buffer
 
 
 class SharedMemory:
-    """Memory shared by recordings of which only one runs at a time. Each may overwrite the others' data."""
+    """Memory shared by recordings of which only one runs at a time. Each recording may overwrite the data of the
+    others.
+    """
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -34,7 +36,8 @@ class SharedMemory:
 def lay_out(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     """Return an aligned offset for each buffer, and the bytes of memory that they take together.
 
-    Greedy first fit: in the order of their first use, each buffer gets the lowest offset that is free during its life.
+    Greedy first fit: in the order of their first use, each buffer gets the lowest offset that is free during its
+    lifetime.
     """
     offsets, live = [0] * len(lifetimes), list[int]()
     for index in sorted(range(len(lifetimes)), key=lambda i: lifetimes[i].first):
@@ -42,7 +45,7 @@ def lay_out(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
         live = [other for other in live if lifetimes[other].last >= buffer.first]
         offset = 0
         for other in sorted(live, key=lambda i: offsets[i]):
-            if offset + buffer.size <= offsets[other]:  # It fits into the gap below `other`.
+            if offset + buffer.size <= offsets[other]:  # The buffer fits into the gap below `other`.
                 break
             offset = max(offset, _aligned(offsets[other] + lifetimes[other].size))
         offsets[index] = offset

@@ -1,8 +1,9 @@
 """Recording of a computation that consists of native functions, and its replay with one call.
 
 A step of a small model spends much of its time in Python between native functions, and waiting for the interpreter's
-lock at each of them. A recording avoids both, as a CUDA graph does on a GPU: it calls the same functions with the same
-addresses. Its inputs are tensors that the caller writes to; its output is one tensor, which each replay overwrites.
+lock at each of them. A recording avoids both costs, as a CUDA graph does on a GPU: it calls the same functions with the
+same addresses. Its inputs are tensors that the caller writes to; its output is one tensor, which each replay
+overwrites.
 """
 
 import ctypes
@@ -29,8 +30,8 @@ PROBE = "baton_add_scaled"
 class Call:
     """A recorded call of a native function."""
 
-    address: int  # of the function's variant that takes an array of words
-    words: list[int]  # its arguments, 64 bits each
+    address: int  # address of the function's variant that takes an array of words
+    words: list[int]  # the call's arguments, 64 bits each
     pointers: list[int]  # indices of the words that are addresses
 
 
@@ -45,7 +46,7 @@ class Buffers:
     def lifetimes(self, calls: Sequence[Call], output: Tensor) -> list[Lifetime]:
         """Return each buffer's lifetime: from the first call with an address in it to the last.
 
-        That of the output lasts until after all calls.
+        The output's lifetime ends after all calls.
         """
         users: list[list[int]] = [[] for _ in self._begins]
         for number, address in _uses(calls, output):
@@ -62,7 +63,7 @@ class Buffers:
         self._targets = targets
 
     def moved(self, address: int) -> int:
-        """Return the new address of an old one; the same address if it is in none of these buffers."""
+        """Return the new address of an old one; the same address if it is in none of the buffers."""
         at = self._find(address)
         return address if at is None else address - self._begins[at] + self._targets[at]
 
@@ -112,7 +113,7 @@ class Recording:
         return self._output
 
     def _view(self, output: Tensor, offset: int) -> Tensor:
-        """Return the output's view at this offset in the shared memory; the tensor itself if it lies outside of it."""
+        """Return a view of the shared memory at this byte offset; `output` itself if the offset is outside of it."""
         if not 0 <= offset < self._memory.nbytes:
             return output
         memory = self._memory.view(output.dtype)
@@ -120,9 +121,10 @@ class Recording:
 
 
 def record(compute: Callable[[], Tensor], memory: SharedMemory) -> Recording:
-    """Call `compute` without running its native functions, and record the calls of these.
+    """Call `compute` without running its native functions, and record the calls of these functions.
 
-    Raise NotRecordable if it computes anything else; nothing has been changed then.
+    Raise NotRecordable if `compute` runs any operation other than allocations and views; no tensor has been changed
+    then.
 
     memory: holds the intermediate results and the output of replays.
     """

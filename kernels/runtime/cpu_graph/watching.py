@@ -16,9 +16,9 @@ class NotRecordable(Exception):
 
 
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The tensors that are allocated while it is active.
+    """A mode that lists the tensors that are allocated while it is active.
 
-    Any other torch operation than a view raises NotRecordable with the operation's name.
+    Raises NotRecordable with the operation's name for any torch operation except allocations and views.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False so that torch need not import dynamo to skip it, which would take a second of every start."""
+        """Return False, so that torch does not import dynamo for this mode, which would take a second at each start."""
         return False
 
     def __torch_dispatch__(

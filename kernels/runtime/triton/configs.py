@@ -1,6 +1,6 @@
 """Block sizes of kernels by device, kernel and shape.
 
-They are tuned offline, never at run time: kernels update states in place, so trial runs would corrupt them.
+Block sizes are tuned offline, never at run time: kernels update states in place, so trial runs would corrupt them.
 """
 
 import json
@@ -18,18 +18,18 @@ TABLE = "configs.json"
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """How a kernel is launched: its block sizes, warps and pipeline stages."""
+    """The launch parameters of a kernel: block sizes, warps and pipeline stages."""
 
     blocks: Mapping[str, int] = field(default_factory=dict)  # values of the kernel's tunable constexprs, by name
-    warps: int = 4  # of 32 threads each
-    stages: int = 2  # of pipelined loops
+    warps: int = 4  # number of warps, of 32 threads each
+    stages: int = 2  # stages of pipelined loops
 
     def warps_of(self, threads: int) -> int:
-        """Return how many warps of this many threads have as many threads in all. AMD's warps may have 64."""
+        """Convert `warps` to a number of warps of `threads` threads each, because AMD's warps may have 64 threads."""
         return max(1, self.warps * 32 // threads)
 
 
-# Called with a kernel, a shape and the configurations to choose from, the default first; returns one of them.
+# A function that chooses a configuration, given a kernel, a shape and the configurations to choose from, default first.
 Chooser = Callable[[str, str, tuple[KernelConfig, ...]], KernelConfig]
 _chooser: Chooser | None = None
 
@@ -52,7 +52,7 @@ def config_of(
 
 @contextmanager
 def chosen(choose: Chooser) -> Iterator[None]:
-    """Let `choose` decide for all devices, for tuning and for tests. Not thread-safe."""
+    """Let `choose` pick all configurations, on every device, for tuning and for tests. Not thread-safe."""
     global _chooser
     assert _chooser is None
     _chooser = choose

@@ -9,7 +9,7 @@ from triton import language as tl
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Apply triton.jit such that numeric arguments do not cause variants. Pointer arguments must be named …_ptr.
+    """Apply triton.jit so that no numeric argument triggers another compilation. Pointer arguments must be named …_ptr.
 
     Values that the model fixes (widths, strides, groups) are constexprs, so that loads know their alignment. Values
     that depend on the batch (rows, tokens) are plain numbers. By default Triton would compile a kernel again when such

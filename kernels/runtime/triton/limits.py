@@ -1,4 +1,4 @@
-"""Limits of a GPU's programs."""
+"""Limits of a kernel's programs on a GPU."""
 
 from functools import cache
 
@@ -6,11 +6,11 @@ import torch
 
 KIB = 1024
 LEAST = 99 * KIB
-"""Shared memory per program of the smaller GPUs."""
+"""Bytes of shared memory that a program may use on the smaller GPUs."""
 
 
 def shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory that one program may use; the smallest GPU's for kinds that are not listed."""
+    """Return the bytes of shared memory that one program may use; LEAST for kinds of GPU that are not listed."""
     return _of_gpu(device.index or 0) if device.type == "cuda" else LEAST
 
 
