@@ -1,6 +1,6 @@
 """The packages of the distribution for setuptools: the top-level folders, installed as `baton.actors`, `baton.api`, ….
 
-Everything else about the distribution is in pyproject.toml, which cannot express this prefix for found packages.
+Everything else about the distribution is in pyproject.toml, which cannot add the prefix `baton.` to found packages.
 """
 
 from setuptools import find_packages, setup

@@ -21,7 +21,7 @@ from baton.api.sessions.store import SESSIONS
 from baton.api.version import VERSION
 
 routes = web.RouteTableDef()
-MOST_URGENT = -(2**31)  # priority before that of every other request
+MOST_URGENT = -(2**31)  # the smallest priority; smaller numbers are served first
 IGNORED_TO_CONTINUE = frozenset({"torch_empty_cache"})
 
 
@@ -33,7 +33,7 @@ async def health(request: web.Request) -> web.Response:
 
 @routes.get("/health_generate")
 async def health_generate(request: web.Request) -> web.Response:
-    """Generate one token, before all waiting requests, to show that the ring works. 503 unless ready and unpaused."""
+    """Generate one token, ahead of waiting requests, to show that the ring works. Answer 503 if not ready or paused."""
     model = request.app[SERVER].ready()
     if request.app[SERVER].gateway.paused is not None:
         raise errors.unavailable("generation is paused", "paused")
@@ -146,7 +146,7 @@ async def debug_slots(request: web.Request) -> web.Response:
 
 
 def find_key(request: web.Request) -> str | None:
-    """Return the ring's name of the session in the query, without counting this as a use of the session."""
+    """Return the ring's name for the session in the query. This does not count as a use of the session."""
     sessions = request.app[SESSIONS].list(owner_of(request))
     return next((session.key for session in sessions if session.id == request.query["session"]), None)
 
@@ -175,7 +175,7 @@ async def debug_tree(request: web.Request) -> web.Response:
 
 
 def ring(request: web.Request) -> RingView:
-    """Return the ring as handlers see it. Raises 503 before it is made."""
+    """Return the read-only view of the ring. Raises ApiError 503 before the ring is made."""
     relay = request.app[SERVER].relay
     if relay is None:
         raise errors.loading()
@@ -183,7 +183,7 @@ def ring(request: web.Request) -> RingView:
 
 
 class AbortRequest(Struct, forbid_unknown_fields=True):
-    """The body of /abort_request: one of its fields."""
+    """The body of /abort_request, which sets one of the two fields."""
 
     rid: str = ""  # id of a request or a batch
     abort_all: bool = False  # end every request, of all API keys
@@ -191,10 +191,8 @@ class AbortRequest(Struct, forbid_unknown_fields=True):
 
 @routes.post("/abort_request")
 async def abort_request(request: web.Request) -> web.Response:
-    """End a request of this API key by its id (a batch by its common id), or the requests of all keys.
+    """End a request or a batch of this API key by its id, or the requests of all keys. Answer how many were open."""
 
-    Answers how many were open.
-    """
     server = request.app[SERVER]
     body = convert(await read_object(request), AbortRequest)
     if body.abort_all:
@@ -207,7 +205,7 @@ async def abort_request(request: web.Request) -> web.Response:
 @routes.get("/flush_cache", allow_head=False)
 @routes.post("/flush_cache")
 async def flush_cache(request: web.Request) -> web.Response:
-    """Drop all cached prefixes. Running requests continue; if they are paused in place, 400, as in SGLang."""
+    """Drop all cached prefixes. Running requests continue. Answer 400, as SGLang does, if they are paused in place."""
     server = request.app[SERVER]
     server.ready()
     running = ring(request).gauges()["running"]
@@ -230,7 +228,7 @@ class PauseRequest(Struct, forbid_unknown_fields=True):
 
 @routes.post("/pause_generation")
 async def pause_generation(request: web.Request) -> web.Response:
-    """Run no steps until /continue_generation; requests wait. The answer comes when no step is in flight."""
+    """Run no steps until /continue_generation; requests wait. The answer is sent when no step is in flight."""
     server = request.app[SERVER]
     body = convert(await read_object(request), PauseRequest)
     server.ready()

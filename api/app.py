@@ -37,9 +37,9 @@ HANDLERS = (
     tokenization, admin,
 )  # fmt: skip
 GUARD = web.AppKey("guard", Guard)
-# Values of Content-Encoding that aiohttp decompresses.
+# Values of Content-Encoding that aiohttp accepts and decompresses.
 ENCODINGS = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
-# Paths that are polled; requests for them are logged at level debug.
+# Paths that monitors poll; their requests are logged at level debug only.
 QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/slots"})
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -75,7 +75,7 @@ def expecting(route: web.RouteDef) -> web.RouteDef:
 async def meet_expectation(request: web.Request) -> None:
     """Answer `Expect: 100-continue`, and ignore other expectations.
 
-    aiohttp would refuse those with a plain-text answer before the middleware runs.
+    aiohttp would refuse other expectations with a plain-text answer before the middleware runs.
     """
     if request.headers["Expect"].lower() == "100-continue" and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -83,7 +83,7 @@ async def meet_expectation(request: web.Request) -> None:
 
 
 def open_sessions(server: Server) -> SessionStore:
-    """Make the store of sessions, and make it known to the gateway. Raises ConfigError."""
+    """Make the store of sessions and connect it to the gateway. Raises ConfigError if --session-dir cannot be used."""
     config = server.config
     sessions = SessionStore(
         config.session_cap,
@@ -103,7 +103,7 @@ async def end_tasks(app: web.Application) -> None:
 
 @web.middleware
 async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give the request its ids, and add the trace id to everything logged while it is handled."""
+    """Give the request its request and trace ids, and add the trace id to everything logged while it is handled."""
     request[REQUEST_ID] = new_id("req")
     request[TRACE] = read_trace_context(request.headers.getall("traceparent", []))
     connection = request.app[CONNECTIONS].of(request)
@@ -112,7 +112,7 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
 
 
 async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Check access, turn every failure into an error object, and log the request's canonical line."""
+    """Call `guarded`, turn every failure into an error response, and log one canonical line for the request."""
     started = time.monotonic()
     status, code = errors.CLIENT_LEFT, None
     try:
@@ -163,7 +163,7 @@ def check_encoding(request: web.Request) -> None:
 
 
 def describe(request: web.Request, error: web.HTTPException) -> str:
-    """Return the message for an error that aiohttp raised."""
+    """Return the error message for an HTTP exception that aiohttp raised."""
     match error.status:
         case 404:
             return f"there is nothing at {request.path}"
@@ -196,7 +196,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 
 def record_request(request: web.Request, status: int, code: str | None, seconds: float) -> None:
-    """Log the canonical line of an answered request, and record its metrics."""
+    """Log one canonical line for an answered request, and record its metrics."""
     server = request.app[SERVER]
     resource = request.match_info.route.resource
     server.metrics.count_answer(resource.canonical if resource is not None else "unknown", status)

@@ -22,7 +22,7 @@ OF_SIZE = (
     "model", "max_model_len", "dtype", "state_dtype", "quantize", "device", "state_slots", "state_strategy",
     "tree_slots", "kv_pages", "page_size", "memory", "max_running",
 )  # fmt: skip
-"""The options of serve that `baton inspect` has too: those that decide how much memory a model needs."""
+"""The options that `baton inspect` shares with `baton serve`: they decide how much memory a model needs."""
 HELP_WIDTH = 120
 DEFAULTS = "Defaults are in brackets."
 VARIABLES = "Each option can also be set by the environment variable in parentheses; the command line takes precedence."
@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def first_key(environment: Mapping[str, str]) -> str | None:
-    """Return the first API key in BATON_API_KEY, or None. A server that shares the variable accepts each key in it."""
+    """Return the first of the comma-separated API keys in BATON_API_KEY, or None. A server accepts all of them."""
     return environment.get(variable("api_key"), "").partition(",")[0].strip() or None
 
 
@@ -126,7 +126,7 @@ def add_options(to: argparse.ArgumentParser, fields: Iterable[msgspec.inspect.Fi
 
 
 def add_option(to: argparse._ArgumentGroup, field: msgspec.inspect.Field) -> None:
-    """Add one option. msgspec checks its value later, so that environment and command line obey the same rules."""
+    """Add one option. `configuration.load` checks its value, with the same rules for environment and command line."""
     name = field.name
     if name == "model":
         to.add_argument(name, nargs="?", metavar="DIR", help=f"{describe(field)} ({variable(name)})")
@@ -142,7 +142,7 @@ def add_option(to: argparse._ArgumentGroup, field: msgspec.inspect.Field) -> Non
 
 
 def describe(field: msgspec.inspect.Field) -> str:
-    """Return the help text, with the default in brackets unless it is None, off or empty."""
+    """Return an option's help text, with the default in brackets unless the default is None, off or empty."""
     text = description(field).replace("%", "%%")
     if field.default is None or isinstance(field.default, bool | tuple):
         return text
@@ -150,12 +150,12 @@ def describe(field: msgspec.inspect.Field) -> str:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes in the largest unit that divides it, as 10G."""
+    """Return a number of bytes in the largest unit that divides it without a remainder, such as 10G."""
     return next(f"{count // unit}{name}" for name, unit in UNITS if count % unit == 0)
 
 
 def metavar(field: msgspec.inspect.Field) -> str:
-    """Return what --help shows as the option's value: its choices with the default first, its unit, or a word."""
+    """Return the placeholder for a value in --help: the choices, default first; a unit; or the option's last word."""
     assert isinstance(field.type, msgspec.inspect.Metadata)
     if is_size(field):
         return "SIZE"

@@ -18,7 +18,7 @@ UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def group(title: str) -> Meta:
-    """Put an option under this heading of --help. The headings appear in the order of the fields of Config."""
+    """Return metadata that puts an option under a heading of --help. Headings have the order of Config's fields."""
     return Meta(extra={"group": title})
 
 
@@ -37,13 +37,13 @@ DEBUGGING = group("recovery and debugging")
 
 
 class ConfigError(Exception):
-    """An option without a valid value; the message names the option or variable that the user set."""
+    """An invalid value of an option. The message names the option or environment variable that the user set."""
 
 
 class Config(Struct, frozen=True, kw_only=True):
     """Options of `baton serve`, each with its group, range and help text.
 
-    None means that the value is chosen at startup; the help text then ends with how, in brackets.
+    None means that the value is chosen at startup; the help text then ends with the rule for it, in brackets.
     """
 
     model: Annotated[str | None, MODEL, Meta(description="folder of a Hugging Face checkpoint [the bundled model]")] = (
@@ -275,7 +275,7 @@ class Config(Struct, frozen=True, kw_only=True):
     ] = False
 
     def accepted_keys(self) -> tuple[str, ...]:
-        """Return all API keys, including those of the file. Raises ConfigError if it is unreadable or has no key."""
+        """Return the keys of --api-key and --api-key-file. Raises ConfigError if the file is unreadable or has none."""
         if self.api_key_file is None:
             return self.api_key
         try:
@@ -290,12 +290,12 @@ class Config(Struct, frozen=True, kw_only=True):
 
     @property
     def log_disk(self) -> int:
-        """Bytes of --session-disk for the logs of sessions; the rest is for their states."""
+        """The part of --session-disk for token logs of sessions, in bytes; the rest is for states."""
         return self.session_disk // 10
 
     @property
     def state_disk(self) -> int:
-        """Bytes of --session-disk for states."""
+        """The part of --session-disk for states, in bytes."""
         return self.session_disk - self.log_disk
 
     def redacted(self) -> dict[str, Any]:
@@ -306,22 +306,22 @@ class Config(Struct, frozen=True, kw_only=True):
 
 
 def flag(field: str) -> str:
-    """Return the command-line option of a field, as --max-running."""
+    """Return the command-line option of a field of Config, such as --max-running."""
     return "--" + field.replace("_", "-")
 
 
 def variable(field: str) -> str:
-    """Return the environment variable of a field, as BATON_MAX_RUNNING."""
+    """Return the environment variable of a field of Config, such as BATON_MAX_RUNNING."""
     return "BATON_" + field.upper()
 
 
 def is_size(field: msgspec.inspect.Field) -> bool:
-    """Whether the field is a number of bytes, written as 512M or 4G."""
+    """Return whether an option is a number of bytes, which may be written as 512M or 4G."""
     return bool((metadata(field).extra or {}).get("size"))
 
 
 def group_of(field: msgspec.inspect.Field) -> str:
-    """Return the heading of --help that the option belongs under."""
+    """Return the heading of --help under which the option appears."""
     return str((metadata(field).extra or {})["group"])
 
 
@@ -343,9 +343,9 @@ def fields() -> tuple[msgspec.inspect.Field, ...]:
 
 
 def load(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Config:
-    """Build the configuration: command-line options take precedence over BATON_* variables, and those over defaults.
+    """Build the configuration. Command-line options override BATON_* variables, which override defaults.
 
-    Raises ConfigError that names the wrong option or variable.
+    Raises ConfigError, which names the wrong option or variable.
     """
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
@@ -354,8 +354,8 @@ def load(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ
         if options.get(name) is not None:
             values[name], source[name] = options[name], flag(name) if name != "model" else "DIR"
         elif (text := environment.get(variable(name))) or (text is not None and name == "api_key"):
-            # An empty variable counts as unset, except BATON_API_KEY: `check` refuses it, so that a server that is
-            # meant to require keys does not start without.
+            # An empty variable counts as unset. `check` refuses an empty BATON_API_KEY, so that a server that is meant
+            # to require keys does not start without keys.
             values[name], source[name] = text, variable(name)
             if isinstance(field.default, tuple):
                 values[name] = [part.strip() for part in values[name].split(",") if part.strip()]
@@ -374,7 +374,7 @@ def load(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ
 
 
 def check(config: Config, source: Mapping[str, str]) -> None:
-    """Check what types and ranges of the fields cannot express. Raises ConfigError."""
+    """Check rules that types and ranges of the fields cannot express. Raises ConfigError."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
         raise ConfigError(f"{source.get('device')}: expected auto, cpu or cuda, not {config.device!r}")
     for origin in config.cors:

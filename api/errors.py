@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's error object with its HTTP status."""
+"""Errors sent to clients: OpenAI's error object and an HTTP status."""
 
 from collections.abc import Mapping
 
@@ -6,17 +6,17 @@ import msgspec
 from msgspec import Struct
 
 RETRY_QUEUE_S = 1
-MAX_SHOWN = 100  # characters of a client's value that an error message repeats
+MAX_SHOWN = 100  # maximum characters of a client's value that an error message repeats
 RETRY_UNAVAILABLE_S = 5
 CLIENT_LEFT = 499
-DO_NOT_RETRY = {"x-should-retry": "false"}  # respected by OpenAI's and Anthropic's clients
+DO_NOT_RETRY = {"x-should-retry": "false"}  # clients of OpenAI and Anthropic respect this header
 
 
 class ErrorDetail(Struct):
     message: str
     type: str
-    param: str | None  # the field of the request that is wrong
-    code: str | None  # for programs
+    param: str | None  # the wrong field of the request
+    code: str | None  # the machine-readable kind of error
 
 
 class ErrorBody(Struct):
@@ -24,7 +24,7 @@ class ErrorBody(Struct):
 
 
 class ApiError(Exception):
-    """An error that becomes the HTTP answer. See ErrorDetail for `type`, `param` and `code`."""
+    """An error that is sent to the client. See ErrorDetail for `type`, `param` and `code`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message.encode(errors="backslashreplace").decode()  # May repeat a header's bytes.
+        self.message = message.encode(errors="backslashreplace").decode()  # may repeat bytes that are not UTF-8
         self.type = type
         self.param = param
         self.code = code
@@ -51,7 +51,7 @@ class ApiError(Exception):
 
 
 def shown(value: object) -> str:
-    """Show a client's value in a message. `repr` of lists and objects could exceed the recursion limit."""
+    """Show a client's value in a message. Lists and objects are only named: `repr` could exceed the recursion limit."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     return repr(value[:MAX_SHOWN] if isinstance(value, str) else value)[:MAX_SHOWN]
@@ -104,13 +104,13 @@ def loading() -> ApiError:
 
 
 def timed_out(seconds: float) -> ApiError:
-    """Return 504, with the header that keeps OpenAI's client from retrying."""
+    """Return a 504 with the header that keeps OpenAI's client from retrying."""
     message = f"the request was not finished within {seconds:g} s"
     return ApiError(504, message, "timeout_error", code="request_timeout", headers=DO_NOT_RETRY)
 
 
 def not_retryable(error: ApiError) -> ApiError:
-    """Mark `error` as not to be retried: the turn is in the session already, and a retry would add it twice."""
+    """Return `error` with a header against retries: the session has the turn already; a retry would add it twice."""
     headers = {name: value for name, value in error.headers.items() if name != "Retry-After"} | DO_NOT_RETRY
     return ApiError(error.status, error.message, error.type, error.param, error.code, headers)
 

@@ -1,4 +1,4 @@
-"""Helpers for one HTTP request and its answer: ids, values for its log line, submission to the ring, JSON answers."""
+"""Helpers of handlers for one HTTP request: ids, values for the log line, submission to the ring, JSON answers."""
 
 import uuid
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from baton.api.server import SERVER
 GENERATION: web.RequestKey[Generation] = web.RequestKey("generation", Generation)
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 TRACE: web.RequestKey[TraceContext] = web.RequestKey("trace", TraceContext)
-STREAM_ERROR: web.RequestKey[str] = web.RequestKey("stream_error", str)  # the code of an error sent after the status
+STREAM_ERROR: web.RequestKey[str] = web.RequestKey("stream_error", str)  # code of an error inside the answer
 
 
 def new_id(prefix: str) -> str:
@@ -27,14 +27,14 @@ def new_id(prefix: str) -> str:
 
 
 async def read_body(request: web.Request) -> dict[str, Any]:
-    """Read the body of a request that needs the model. Raises ApiError: 400 to 503, if the model is not ready."""
+    """Read the body of a request that needs the model. Raises ApiError, which is 503 if the model is not ready."""
     body = await read_object(request)
     request.app[SERVER].ready()
     return body
 
 
 def submit(request: web.Request, requests: Sequence[Request]) -> Generation:
-    """Submit requests to the ring. Read the generation in a `with` block. Raises ApiError: 400, 429 or 503."""
+    """Submit requests to the ring. Read the generation in a `with` block. Raises ApiError 400 or 503."""
     check_batch(request, len(requests))
     generation = request.app[SERVER].gateway.submit(requests, request_context(request))
     request[GENERATION] = generation
@@ -42,7 +42,7 @@ def submit(request: web.Request, requests: Sequence[Request]) -> Generation:
 
 
 def check_batch(request: web.Request, sequences: int) -> None:
-    """Raise ApiError 400 for more sequences than can run or wait at once. Call it before doing work for each."""
+    """Raise ApiError 400 if there are more sequences than can run or wait at once. Call this before preparing each."""
     config = request.app[SERVER].config
     most = config.max_running + config.max_queue
     if sequences > most:
@@ -52,22 +52,24 @@ def check_batch(request: web.Request, sequences: int) -> None:
 
 
 def salt_of(request: web.Request, client_salt: str = "") -> str:
-    """Return the cache salt of a request. Prompts under different salts share no states. Each API key has its own salt.
+    """Return the cache salt of a request. Prompts under different salts share no states.
 
-    client_salt: the salt that the body gives, which separates further.
+    Each API key has its own salts, unless --share-cache is set.
+
+    client_salt: the salt in the body of the request, which separates prompts further.
     """
     owner = owner_of(request)
     return f"{owner.hex()}/{client_salt}" if owner and not request.app[SERVER].config.share_cache else client_salt
 
 
 def ring_id(request: web.Request, id: str) -> str:
-    """Return the id in the ring of a request whose client chose `id`. Other API keys cannot use or abort it."""
+    """Return the ring's id for a request whose client chose `id`. Requests of other API keys never get the same id."""
     owner = owner_of(request)
     return f"{owner.hex()[:16]}/{id}" if owner else id
 
 
 def request_context(request: web.Request) -> RequestContext:
-    """Collect what a generation needs to know about its HTTP request."""
+    """Return the facts about an HTTP request that its generation keeps."""
     resource = request.match_info.route.resource
     return RequestContext(
         request[TRACE],
@@ -84,7 +86,7 @@ def answer_json(value: object, status: int = 200) -> web.Response:
 
 
 def answer_with_error(request: web.Request, answer: object, error: ApiError) -> web.Response:
-    """Answer with a complete result and an error, such as a failed save: the error's object and status are added."""
+    """Answer with a complete result plus the object and status of an error, such as a failed save of the session."""
     request[STREAM_ERROR] = error.code or error.type
     whole = msgspec.to_builtins(answer) | msgspec.to_builtins(error.body())
     response = answer_json(whole, error.status)

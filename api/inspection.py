@@ -1,4 +1,4 @@
-"""`baton inspect`: what a checkpoint holds, what memory it needs on this machine, and why it would be refused."""
+"""`baton inspect`: what a checkpoint contains, how much memory it needs here, and why `serve` would refuse it."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -26,58 +26,58 @@ from baton.models.loading.quantization import Scaled, pair_scales, read_quantiza
 from baton.models.loading.shards import StoredTensor, find_shards, read_headers
 from baton.models.text.tokenizer import load_text
 
-# Modules of layers, and those of them that are parts of other layers and are not counted.
+# Prefix of the Python modules that define layers, and the modules whose classes are not counted, as parts of layers.
 LAYERS, PLAIN = (
     "baton.models.layers.",
     ("baton.models.layers.linear", "baton.models.layers.norm", "baton.models.layers.rope"),
 )
-# Files of weights in formats that are refused.
+# Names of weight files in formats that the server refuses.
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack")
-# Any of these shows that a folder was meant to hold a tokenizer.
+# Each of these files shows that a folder should contain a tokenizer.
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tiktoken.model")
 MOST_RUNNING = 4096  # the maximum of --max-running
 
 
 class Room(msgspec.Struct, kw_only=True):
-    """The room for states and pages on this machine next to the weights."""
+    """The memory for states and pages that this machine has next to the weights, and how many requests fit."""
 
-    free: int  # bytes, before the weights are loaded
-    pools: int  # bytes for states and pages
+    free: int  # free bytes before the weights are loaded
+    pools: int  # bytes for the pools of states and pages
     length: int  # maximum tokens of a sequence
     slots: int
     pages: int
-    running: int  # requests at once, limited by --max-running
-    most_running: int  # requests at once with the highest --max-running
-    contexts: float | None  # sequences of `length` tokens that the pages hold; None without attention
-    why: list[str]  # how the sizes were chosen, in words
+    running: int  # requests that run at once, limited by --max-running
+    most_running: int  # requests that would run at once with the highest --max-running
+    contexts: float | None  # number of sequences with `length` tokens that fit into the pages; None without attention
+    why: list[str]  # sentences that explain the sizes
 
 
 class Inspection(msgspec.Struct, kw_only=True):
-    """Facts about a checkpoint that need no weights; None where unknown. Sizes are in bytes."""
+    """Facts about a checkpoint that can be found without its weights; None where unknown. Sizes are in bytes."""
 
     folder: str
     family: str | None = None
-    layers: dict[str, int] = {}  # counts by class
+    layers: dict[str, int] = {}  # number of layers by class
     parameters: int | None = None
-    active_parameters: int | None = None  # used for one token; fewer than all with a mixture of experts
+    active_parameters: int | None = None  # parameters used for one token; a mixture of experts uses only some
     vocabulary: int | None = None
-    positions: int | None = None  # maximum length of a sequence, by the model
-    quantization: str | None = None  # of the files
+    positions: int | None = None  # maximum length of a sequence that the model supports
+    quantization: str | None = None  # quantization of the files
     files: int = 0  # number of safetensors files
     weights_on_disk: dict[str, int] = {}  # bytes by dtype
-    weights_in_memory: dict[str, int] = {}  # bytes by what they may be loaded as
-    loaded_as: str | None = None  # dtype or quantization that the options choose
+    weights_in_memory: dict[str, int] = {}  # bytes, by dtype or quantization to load the weights as
+    loaded_as: str | None = None  # dtype or quantization that the options choose for the weights
     state: int | None = None  # bytes of one sequence's recurrent state
     thousand_tokens: int | None = None  # bytes of the keys and values of 1,000 tokens
     room: Room | None = None
     tokenizer: bool = False
     chat_template: bool = False
-    missing: list[str] = []  # not downloaded yet: weights, tokenizer
+    missing: list[str] = []  # "weights" and "tokenizer", if not downloaded yet
     refused: list[str] = []  # every reason why the server would not start
 
 
 def inspect(config: Config, as_json: bool) -> int:
-    """Print what the checkpoint holds and needs. Return the exit code: 1 if `baton serve` would refuse it."""
+    """Print the facts about the checkpoint. Return the exit code: 1 if `baton serve` would refuse the checkpoint."""
     found = examine(config)
     if as_json:
         print(msgspec.json.encode(found).decode())
@@ -107,7 +107,7 @@ def examine(config: Config) -> Inspection:
 
 @contextmanager
 def noting(reasons: list[str]) -> Iterator[None]:
-    """Turn exceptions that would keep the server from starting into reasons."""
+    """Catch exceptions that would keep the server from starting, and append their messages to `reasons`."""
     try:
         yield
     except (ValueError, OSError, StartError) as error:
@@ -115,7 +115,7 @@ def noting(reasons: list[str]) -> Iterator[None]:
 
 
 def examine_files(found: Inspection, path: Path) -> list[StoredTensor]:
-    """Read the headers of the weights. A folder without any weights is not refused: they count as missing."""
+    """Read the headers of the weight files. A folder without any weights is not refused; its weights are missing."""
     if not any(any(path.glob(pattern)) for pattern in ("*.safetensors", *OTHER_WEIGHTS)):
         found.missing.append("weights")
         return []
@@ -132,7 +132,7 @@ def examine_files(found: Inspection, path: Path) -> list[StoredTensor]:
 
 
 def examine_text(found: Inspection, path: Path) -> None:
-    """Load the tokenizer. A missing one is a reason to refuse, unless the weights are missing too."""
+    """Load the tokenizer. A missing tokenizer is a reason for refusal, unless the weights are missing too."""
     if "weights" in found.missing and not any((path / name).exists() for name in TOKENIZER):
         found.missing.append("tokenizer")
         return
@@ -145,7 +145,7 @@ def examine_text(found: Inspection, path: Path) -> None:
 def examine_quantization(
     found: Inspection, path: Path, values: ModelConfig, stored: list[StoredTensor]
 ) -> tuple[list[StoredTensor], dict[str, Scaled]]:
-    """Separate quantized weights from their scales. Return the weights, and the scales by name of the weight."""
+    """Separate quantized weights from their scales. Return the weights, and the scales by name of their weight."""
     with noting(found.refused):
         quantization = read_quantization(path, values)
         weights, scaled = pair_scales(stored, quantization)
@@ -182,7 +182,7 @@ def examine_model(
 
 
 def describe(found: Inspection, model: Model) -> None:
-    """Note sizes that need no weights."""
+    """Record the sizes that can be computed without weights."""
     found.vocabulary, found.positions = model.vocab_size, model.max_position
     found.parameters, found.active_parameters = count_parameters(model), count_active_parameters(model)
     found.state = sum(spec.nbytes for spec in model.state_specs())
@@ -190,7 +190,7 @@ def describe(found: Inspection, model: Model) -> None:
 
 
 def layers_of(model: nn.Module) -> Counter[str]:
-    """Count mixers, MLPs and the like by class, without those nested in others."""
+    """Count layers such as mixers and MLPs by class, without layers inside other layers."""
     counts = Counter[str]()
     for child in model.children():
         place = type(child).__module__
@@ -202,9 +202,9 @@ def layers_of(model: nn.Module) -> Counter[str]:
 
 
 def examine_room(found: Inspection, model: Model, config: Config) -> None:
-    """Size the pools as the server would after loading the weights.
+    """Compute the sizes of the pools as the server would after loading the weights.
 
-    On a GPU the server then also measures what its steps take, so its pools are somewhat smaller.
+    On a GPU the server also measures the memory of its steps, so its pools will be somewhat smaller.
     """
     with noting(found.refused):
         device = pick_device(config.device)
@@ -224,7 +224,7 @@ def examine_room(found: Inspection, model: Model, config: Config) -> None:
 
 
 def lines(found: Inspection) -> Iterator[tuple[str, str]]:
-    """Return the report for people: one label and text per line."""
+    """Yield the lines of the report for people, each as a label and a text."""
     yield "folder", found.folder
     if found.family is not None:
         yield "family", found.family
@@ -258,5 +258,5 @@ def lines(found: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def by_type(sizes: dict[str, int]) -> str:
-    """Return sizes in readable units, each with its dtype."""
+    """Return sizes in readable units, each with its dtype or quantization."""
     return ", ".join(f"{bytes_of(count)} {name}" for name, count in sizes.items())

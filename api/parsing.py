@@ -1,4 +1,4 @@
-"""Request bodies: JSON into Structs, with errors that name the field."""
+"""Parsing of request bodies: JSON into Structs, with errors that name the wrong field."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ MAX_DIGITS = 10
 async def read_object(request: web.Request) -> dict[str, Any]:
     """Read the body as a JSON object. Top-level nulls are dropped: null means that a field is absent.
 
-    Raises ApiError 400, and what `whole_body` raises.
+    Raises ApiError 400 if the body is not a JSON object, and the exceptions of `whole_body`.
     """
     async with whole_body(request) as body:
         try:
@@ -38,11 +38,11 @@ def convert(
     unsupported: Unsupported = NOTHING,
     at: str = "",
 ) -> T:
-    """Convert `value` to the Struct `kind`. Raises ApiError 400, which names the field.
+    """Convert `value` to the Struct `kind`. Raises ApiError 400, which names the wrong field.
 
     ignored: fields that are dropped.
-    unsupported: fields that would change the answer and are not implemented, each with the values that change nothing.
-    at: the place of `value` in the body, for error messages.
+    unsupported: fields that are not implemented and refused, each with the values that are accepted, as without effect.
+    at: path of `value` in the body, for error messages.
     """
     for name, item in value.items():
         if name in unsupported and item not in unsupported[name]:
@@ -55,7 +55,7 @@ def convert(
 
 
 def read_number(query: Mapping[str, str], name: str, what: str) -> int | None:
-    """Read a number from the query; None if it is absent. Raises ApiError 400, which says that it must be `what`."""
+    """Read a number from the query; None if absent. Raises ApiError 400. what: the valid numbers, for the message."""
     text = query.get(name)
     if text is None:
         return None
@@ -65,7 +65,7 @@ def read_number(query: Mapping[str, str], name: str, what: str) -> int | None:
 
 
 def invalid(message: str, at: str) -> errors.ApiError:
-    """Turn the message of a msgspec.ValidationError into an ApiError that names the field. at: as in `convert`."""
+    """Turn the message of a msgspec.ValidationError into an ApiError that names the field. at: path of the value."""
     if unknown := re.search(r"unknown field `([^`]*)`", message):
         place = place_in(message)
         field = ".".join(part for part in (at, place, unknown[1]) if part)

@@ -1,4 +1,4 @@
-"""Access control: checks of Host and Origin against foreign web pages, and API keys."""
+"""Access control: checks of Host and Origin, against foreign web pages, and checks of API keys."""
 
 import hashlib
 import hmac
@@ -17,20 +17,20 @@ PROBES = frozenset({"/health", "/ready"})
 KEYLESS = PROBES | {PAGE}  # paths that need no API key
 WEB = ("http", "https")
 SUBPROTOCOL = "responses"
-# A web page sends its key as a subprotocol of this prefix, as OpenAI's clients do.
+# Prefix of the websocket subprotocol in which a web page sends its API key, as OpenAI's clients do.
 KEY_SUBPROTOCOL = "openai-insecure-api-key."
 CORS_HEADERS = {
     "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
     "Access-Control-Expose-Headers": "request-id, x-request-id, x-trace-id, retry-after",
     "Access-Control-Max-Age": "600",
 }
-CORS_ORIGIN: web.RequestKey[str] = web.RequestKey("cors_origin", str)  # the admitted origin of a cross-origin request
+CORS_ORIGIN: web.RequestKey[str] = web.RequestKey("cors_origin", str)  # the allowed origin of a cross-origin request
 OWNER: web.RequestKey[bytes] = web.RequestKey("owner", bytes)  # digest of the API key
-FLOW: web.RequestKey[str] = web.RequestKey("flow", str)  # the API key's flow, where there are several keys
+FLOW: web.RequestKey[str] = web.RequestKey("flow", str)  # flow of the API key, if the server has several
 
 
 class Guard:
-    """The checks that every request passes before its body is read. They use only its headers."""
+    """The checks of a request's headers, which every request must pass before its body is read."""
 
     def __init__(self, config: Config) -> None:
         self._keys = [digest(key) for key in config.accepted_keys()]
@@ -49,9 +49,9 @@ class Guard:
             self._check_key(request)
 
     def _check_host(self, request: web.Request) -> None:
-        """Refuse unknown host names, against DNS rebinding.
+        """Raise ApiError 403 for an unknown host name, against DNS rebinding.
 
-        A foreign page can point its own host name at this server, but not an IP address or localhost.
+        A foreign page can make its own host name resolve to this server, but not an IP address or localhost.
         """
         name = host_name(request.headers.get("Host", ""))
         if not ("*" in self._hosts or name in self._hosts or is_local_name(name) or is_address(name)):
@@ -60,14 +60,14 @@ class Guard:
     def _check_origin(self, request: web.Request) -> None:
         origin = request.headers.get("Origin")
         if origin is None:
-            # Requests that a page makes without CORS (an image, a prefetch) carry only this header.
+            # Requests of a page outside CORS (an image, a prefetch) have this header, but no Origin.
             foreign = request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
             if foreign and "*" not in self._origins and not follows_link(request):
                 raise errors.forbidden("cross-origin requests are refused: allow them with --cors")
             return
         if "*" in self._origins or origin.lower() in self._origins:
             request[CORS_ORIGIN] = origin
-        # The schemes may differ, because a proxy may terminate TLS.
+        # Accept the page's own origin with either scheme, because a proxy may terminate TLS.
         elif origin.lower() not in {f"{scheme}://{request.headers.get('Host', '')}".lower() for scheme in WEB}:
             raise errors.forbidden(f"requests from pages at {origin} are refused: allow them with --cors {origin}")
 
@@ -83,10 +83,10 @@ class Guard:
 
 
 def presented_key(request: web.Request) -> str | None:
-    """Return the API key that a request carries, or None if there is none or more than one.
+    """Return the API key of a request, or None if there is none or more than one.
 
-    It is in `Authorization: Bearer`; without that header in `x-api-key`, as Anthropic's clients send it; without both,
-    for a websocket, in a subprotocol, %-encoded, because a web page cannot set the headers of a websocket.
+    The key is in `Authorization: Bearer`, or without this header in `x-api-key`, as Anthropic's clients send it. A web
+    page cannot set the headers of a websocket, so there the key may also be a subprotocol, %-encoded.
     """
     header = request.headers.get("Authorization")
     if header is not None:
@@ -108,24 +108,24 @@ def subprotocols(request: web.Request) -> list[str]:
 
 
 def owner_of(request: web.Request) -> bytes:
-    """Return the owner of the sessions and responses that a request may use: its key's digest, or b"" without keys."""
+    """Return the owner whose sessions and responses a request may use: its API key's digest, or b"" without keys."""
     owner: bytes = request.get(OWNER, b"")
     return owner
 
 
 def flow_of(request: web.Request) -> str:
-    """Return the flow of a request for fair scheduling: one per API key where there are several, otherwise empty."""
+    """Return the flow of a request, for fair scheduling: one per API key if there are several keys, otherwise empty."""
     flow: str = request.get(FLOW, "")
     return flow
 
 
 def follows_link(request: web.Request) -> bool:
-    """Whether a user opens the chat page by a link on another site. That has no side effect, and framing is denied."""
+    """Return whether a user follows a link to the chat page. This is safe: no side effects, and framing is denied."""
     return request.path == PAGE and request.headers.get("Sec-Fetch-Dest") == "document"
 
 
 def cors_headers(request: web.Request) -> dict[str, str]:
-    """Return the CORS headers of the answer, if the request is an admitted cross-origin request."""
+    """Return the CORS headers of the answer: none unless the request is an allowed cross-origin request."""
     origin = request.get(CORS_ORIGIN)
     if origin is None:
         return {}
@@ -142,7 +142,7 @@ def digest(key: str) -> bytes:
 
 
 def matches(hashed: bytes, keys: Iterable[bytes]) -> bool:
-    """Compare a digest with those of all keys, in constant time."""
+    """Return whether a key's digest equals one of `keys`, which are digests. Takes constant time."""
     return sum(hmac.compare_digest(hashed, key) for key in keys) > 0
 
 

@@ -35,13 +35,13 @@ from baton.api.terminal.progress import ProgressBar
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
-SWITCH_INTERVAL_S = 1e-4  # of the interpreter's threads, so that the event loop waits little for others
-LAST_WRITES_S = 5.0  # for answers to be sent when the server shuts down
+SWITCH_INTERVAL_S = 1e-4  # switch interval of Python threads; short, so that the event loop rarely waits
+LAST_WRITES_S = 5.0  # time for sending the last answers at shutdown
 NEVER_S = 1e7
-LAST_SPANS_S = 5.0  # for the collector to take the last spans
-GRACE_S = 10.0  # for the ring to drain after --drain-timeout
-GRACE_WITH_FILES_S = 60.0  # the same when sessions are written to files
-SWEEPS = 4  # per --session-idle-timeout
+LAST_SPANS_S = 5.0  # time for exporting the last spans to the collector at shutdown
+GRACE_S = 10.0  # time for the ring to drain after --drain-timeout
+GRACE_WITH_FILES_S = 60.0  # time for the ring to drain after --drain-timeout if it writes states to files
+SWEEPS = 4  # how often idle sessions are looked for within --session-idle-timeout
 MAX_BETWEEN_SWEEPS_S = 30.0
 
 
@@ -52,16 +52,16 @@ class Exit(IntEnum):
     START_FAILED = 1
     BAD_OPTIONS = 2
     RING_FAILED = 3  # an actor failed more than --restarts times in a minute
-    UNCLEAN = 4  # the ring did not drain in time, or slots or pages had not come home
+    UNCLEAN = 4  # the ring did not drain in time, or slots or pages were missing afterwards
     DEVICE_LOST = 5  # the device failed as a whole, not in a single step
 
 
 class StartError(Exception):
-    """The model cannot be served; the message is for the user."""
+    """A reason why the model cannot be served; the message is for the user."""
 
 
 class RunningRelay(RingView, Protocol):
-    """The relay as the process runs it."""
+    """The interface of the relay for the process, which runs it."""
 
     async def run(self) -> None:
         """Run the ring until cancelled. Raises the exception that broke it."""
@@ -69,12 +69,12 @@ class RunningRelay(RingView, Protocol):
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in memory, with what is needed to make its ring."""
+    """A loaded model, and the function that makes its ring."""
 
     model: ServedModel
-    notes: list[str]  # for the log: sizes of weights and pools, and the reasons
-    build_relay: Callable[[Gateway], RunningRelay]  # to be called inside the event loop
-    close: Callable[[], None] | None = None  # called after the ring has ended
+    notes: list[str]  # lines for the log: sizes of weights and pools, and the reasons for these sizes
+    build_relay: Callable[[Gateway], RunningRelay]  # makes the ring; must be called inside the event loop
+    close: Callable[[], None] | None = None  # to be called after the ring has ended
 
 
 Load = Callable[[Config, Progress], LoadedModel]
@@ -99,7 +99,7 @@ def complain(error: Exception) -> None:
 
 
 class Process:
-    """One run of the server: port, model, ring, drain."""
+    """One run of the server: it opens the port, loads the model, runs the ring, and drains it."""
 
     def __init__(self, config: Config, load: Load) -> None:
         self._config = config
@@ -121,7 +121,7 @@ class Process:
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=LAST_WRITES_S,
-            keepalive_timeout=NEVER_S,  # `Connections.watch` ends idle connections.
+            keepalive_timeout=NEVER_S,  # aiohttp ends no idle connection; `Connections.watch` does.
         )
         await runner.setup()
         try:
@@ -133,7 +133,7 @@ class Process:
                 await runner.cleanup()
                 tasks.cancel_scope.cancel()
                 return code
-            return Exit.UNCLEAN  # A second signal cancelled the task group.
+            return Exit.UNCLEAN  # The task group ends without a code only if a second signal cancels it.
         finally:
             await runner.cleanup()
             with anyio.CancelScope(shield=True):
@@ -147,7 +147,7 @@ class Process:
                 await in_daemon_thread(self._server.spans.close)
 
     async def _open_port(self, runner: web.AppRunner) -> None:
-        """Listen before the model is loaded. Until then /ready, and everything that needs the model, answers 503."""
+        """Start to listen. Until the model is loaded, /ready and everything that needs the model answer 503."""
         host, port = self._config.host, self._config.port
         try:
             assert runner.server is not None
@@ -171,7 +171,7 @@ class Process:
         await tasks.start(self._run_ring, loaded)
         server.gateway.name_all()
         tasks.start_soon(self._sweep_sessions)
-        # The loaded model lives until the end: freeze it, so that later collections do not traverse it.
+        # The loaded model lives until the end. Freeze it, so that later garbage collections do not traverse it.
         gc.collect()
         gc.freeze()
         server.model = loaded.model
@@ -220,14 +220,14 @@ class Process:
                 loaded.close()
 
     async def _sweep_sessions(self) -> None:
-        """Suspend or close idle sessions from time to time, until cancelled."""
+        """Call `SessionStore.sweep` at intervals, which suspends or closes unused sessions, until cancelled."""
         pause = min(self._config.session_idle_timeout / SWEEPS, MAX_BETWEEN_SWEEPS_S)
         while True:
             await asyncio.sleep(pause)
             await self._sessions.sweep()
 
     async def _drain(self) -> Exit:
-        """Let open requests finish, then check that every slot and page has come home."""
+        """Let open requests finish, then drain the ring and check that every slot and page is free."""
         self._log.info("draining", open_requests=self._server.gateway.open_requests)
         grace = GRACE_S if self._config.session_dir is None else GRACE_WITH_FILES_S
         try:

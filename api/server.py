@@ -19,7 +19,7 @@ from baton.api.telemetry.spans import Spans
 
 
 class RingView(RingFigures, Protocol):
-    """A read-only view of the relay for handlers: figures, the audit of leases, slots and tree."""
+    """A read-only view of the relay for handlers: counters, the audit of leases, slots and tree."""
 
     def audit(self) -> Sequence[object]: ...
 
@@ -35,16 +35,16 @@ class Server:
     config: Config
     gateway: Gateway
     metrics: Metrics
-    name: str  # of the model in the API
-    model: ServedModel | None = None  # None until it is loaded
+    name: str  # the model's name in the API
+    model: ServedModel | None = None  # None until the model is loaded
     relay: RingView | None = None  # None until the ring is made
     spans: Spans | None = None  # None if spans are not exported
-    phase: Literal["loading", "ready", "draining"] = "loading"  # goes from left to right
+    phase: Literal["loading", "ready", "draining"] = "loading"  # never goes back
     started: float = field(default_factory=time.time)  # Unix time
     _tasks: set[asyncio.Task[None]] = field(init=False, default_factory=set)
 
     def record_end(self, generation: Generation, error: str | None) -> None:
-        """Record the metrics and the span of an ended generation. error: the code that its client got."""
+        """Record the metrics and the span of an ended generation. error: the error code that the client got, if any."""
         for member in generation.members:
             self.metrics.record_end(member, self.gateway.clock())
         if self.spans is not None:
@@ -57,13 +57,13 @@ class Server:
         task.add_done_callback(self._tasks.discard)
 
     async def end_tasks(self) -> None:
-        """Fail all open requests and wait for all tasks, after the ring has ended."""
+        """Fail all open requests and wait for all spawned tasks. Call this after the ring has ended."""
         self.gateway.fail_all(errors.draining())
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def ready(self, model: str | None = None) -> ServedModel:
-        """Return the model for a request that names `model`. Raises 503 unless ready, 404 for another name."""
+        """Return the model. model: its name in the request. Raises ApiError 503 unless ready, 404 for a wrong name."""
         if self.phase == "draining":
             raise errors.draining()
         loaded = self.loaded()
@@ -72,9 +72,9 @@ class Server:
         return loaded
 
     def loaded(self) -> ServedModel:
-        """Return the model, for calls that are allowed while draining. Raises 503 while loading.
+        """Return the loaded model, even while draining. Raises ApiError 503 while loading.
 
-        Before the model is loaded, the sessions of --session-dir are not restored either.
+        Handlers of sessions call this too, because sessions are restored only when the model is loaded.
         """
         if self.model is None:
             raise errors.loading()

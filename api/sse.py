@@ -1,4 +1,4 @@
-"""Server-sent events. The status is sent late enough for refusals to have one; later errors are events."""
+"""Streams of server-sent events. The HTTP status is sent late, so that refusals still get their own status."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -23,18 +23,18 @@ HEADERS = {
 }
 
 
-Save: TypeAlias = Callable[[], Awaitable[None]]  # waits until the answer is saved; raises ApiError if it cannot be
+Save: TypeAlias = Callable[[], Awaitable[None]]  # waits until the answer is saved; raises ApiError if that fails
 
 
 class Encoder(Protocol):
-    """Encoder of outputs as the events of one endpoint."""
+    """An encoder of the ring's outputs as events in the format of one endpoint."""
 
     def opening(self) -> Sequence[object]:
         """Return the events before any output."""
         ...
 
     def delta(self, index: int, output: Output) -> Sequence[object]:
-        """Return the events for an output of member `index`."""
+        """Return the events for an output of the generation's request `index`."""
         ...
 
     def closing(self) -> Sequence[object]:
@@ -43,17 +43,17 @@ class Encoder(Protocol):
 
 
 def frames(events: Sequence[object]) -> bytes:
-    """Encode events that have data only, no names."""
+    """Encode events as SSE frames with data only, without event names."""
     return b"".join([b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events])
 
 
 @dataclass(frozen=True)
 class Framing:
-    """The way in which a protocol writes a stream."""
+    """The functions and constants with which an API writes its stream."""
 
-    frames: Callable[[Sequence[object]], bytes] = frames  # encodes events
-    error: Callable[[ApiError], object] = ApiError.body  # makes an event of an error
-    ping: bytes = PING  # sent after `ping_interval` without events
+    frames: Callable[[Sequence[object]], bytes] = frames  # encodes events as bytes
+    error: Callable[[ApiError], object] = ApiError.body  # makes an event from an error
+    ping: bytes = PING  # sent after `ping_interval` seconds without events
     end: bytes = DONE
 
 
@@ -72,12 +72,13 @@ async def stream(
     save: Save = nothing_to_save,
     framing: Framing = DATA_ONLY,
 ) -> web.StreamResponse:
-    """Answer with the events of `generation`.
+    """Answer with a stream of the events of `generation`.
 
-    Waits for the first output, or `ping_interval` seconds, before the status is sent. An ApiError before that is
-    raised; later it becomes an event. Raises ConnectionResetError if the client is gone.
+    Send the status after the first output, or after `ping_interval` seconds. Raises an ApiError that occurs before the
+    status; a later ApiError becomes an event. Raises ConnectionResetError if the client has disconnected.
 
-    save: awaited before the last events are sent; an ApiError that it raises becomes one more event, in OpenAI's form.
+    save: awaited before the last events are sent; if it raises an ApiError, the error becomes a further event, in
+    OpenAI's format.
     """
     batch = await generation.next(ping_interval)
     response = web.StreamResponse(headers=HEADERS)
@@ -108,7 +109,7 @@ async def stream(
 
 
 async def try_save(request: web.Request, save: Save) -> list[object]:
-    """Await `save`. If it raises an ApiError, note that for the log line, and return it as an event."""
+    """Await `save`. If it raises an ApiError, record the error's code for the log, and return the error as an event."""
     try:
         await save()
     except ApiError as error:

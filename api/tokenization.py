@@ -76,5 +76,5 @@ async def detokenize(request: web.Request) -> web.Response:
 
 @routes.get("/tokenizer_info")
 async def tokenizer_info(request: web.Request) -> web.Response:
-    """Return what a client needs to render and tokenize by itself."""
+    """Return the tokenizer's configuration and chat template, with which a client can tokenize by itself."""
     return web.json_response(request.app[SERVER].ready().text.tokenizer_info)

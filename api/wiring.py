@@ -47,12 +47,12 @@ from baton.models.recorded import recording
 from baton.models.text.formats.picking import OutputFormats, output_formats
 from baton.models.text.tokenizer import ModelText, load_text
 
-# The values of options. None: as in the files, or not quantized.
+# Meaning of the values of --dtype, --state-dtype and --quantize. None: as in the files, or not quantized.
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BITS = {"none": None, "int8": 8, "int4": 4}
-DEFAULT_MAX_MODEL_LEN = 131_072  # unless the model's own limit is lower
-HOST_SHARE = 0.125  # default of --host-memory, as a part of the free host memory
+DEFAULT_MAX_MODEL_LEN = 131_072  # default of --max-model-len, unless the model's own limit is lower
+HOST_SHARE = 0.125  # default of --host-memory, as a fraction of the free host memory
 
 
 def load(config: Config, on_progress: Progress) -> LoadedModel:
@@ -102,7 +102,7 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
 
 
 def read_model(config: Config, path: Path, device: torch.device, on_progress: Progress) -> Model:
-    """Load the model. Everything that can be checked is checked before the weights are read, which may take minutes."""
+    """Load the model. Reading the weights may take minutes, so make all checks that do not need them first."""
     bits = BITS[config.quantize]
     native = start_native(config, device, bits)
 
@@ -125,7 +125,7 @@ def read_model(config: Config, path: Path, device: torch.device, on_progress: Pr
 
 
 def grammar_compiler(text: ModelText, vocab_size: int) -> GrammarCompiler:
-    """Return the compiler of grammars, or one that refuses all if the tokenizer does not support them."""
+    """Return the compiler of grammars. It refuses every grammar if the tokenizer does not support grammars."""
     try:
         return GrammarCompiler(text.grammars(vocab_size))
     except ValueError as error:
@@ -133,7 +133,7 @@ def grammar_compiler(text: ModelText, vocab_size: int) -> GrammarCompiler:
 
 
 def open_trace_file(name: str | None) -> TraceFile | None:
-    """Open the file of --trace-file, if any. Raises StartError."""
+    """Open the trace file, or return None without --trace-file. Raises StartError if the file cannot be opened."""
     try:
         return TraceFile(Path(name)) if name is not None else None
     except OSError as error:
@@ -146,7 +146,7 @@ def bundled_model() -> Path:
 
 
 def pick_formats(config: Config, values: ModelConfig, text: ModelText) -> OutputFormats:
-    """Pick the formats of reasoning and tool calls, and have the tokenizer decode their markers as text."""
+    """Return the formats of reasoning and tool calls, and make the tokenizer decode their markers as text."""
     family = str(values.values.get("model_type"))
     formats = output_formats(family, text.templates.values(), config.tool_parser, config.reasoning_parser)
     text.show(formats.markers)
@@ -154,7 +154,7 @@ def pick_formats(config: Config, values: ModelConfig, text: ModelText) -> Output
 
 
 def model_length(config: Config, model: Model) -> int:
-    """Return the maximum tokens of a sequence: --max-model-len, or the model's limit but at most 131072.
+    """Return the maximum tokens of a sequence: --max-model-len, or by default the model's limit, but at most 131072.
 
     Raises StartError if the option exceeds the model's limit.
     """
@@ -166,7 +166,7 @@ def model_length(config: Config, model: Model) -> int:
 
 
 def size(config: Config, model: Model, max_model_len: int, stream: Stream) -> PoolSizes:
-    """Return the sizes of the pools, from --memory or from what is free. Raises ValueError if no request fits."""
+    """Return the sizes of the pools, given --memory or the free memory. Raises ValueError if no request fits."""
     memory = config.memory
     if memory is None:
         memory = pool_memory(model, config.max_running, max_model_len, config.page_size, config.step_tokens, stream)
@@ -186,17 +186,17 @@ def size(config: Config, model: Model, max_model_len: int, stream: Stream) -> Po
 
 @dataclass(frozen=True, slots=True)
 class LowerTiers:
-    """The storage for states that leave the pool."""
+    """The tiers below the pool: storage for copies of states in host memory and on disk."""
 
     limits: TierLimits
     host: HostStates
-    disk: StateFiles | None  # None without --session-dir
+    disk: StateFiles | None  # the state files; None without --session-dir
 
 
 def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, path: Path, device: torch.device) -> LowerTiers:
-    """Make the tiers below the pool, and scan the state files of --session-dir.
+    """Make the tiers below the pool, and scan the state files in --session-dir.
 
-    The default of --host-memory is an eighth of the host's free memory, with a GPU too.
+    The default of --host-memory is an eighth of the host's free memory, even if the device is a GPU.
     """
     memory = config.host_memory
     limits = TierLimits(
@@ -217,16 +217,16 @@ def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, path: Path
 
 
 def name_states(config: Config, model: Model, path: Path) -> str:
-    """Return the fingerprint that state files must have to be used.
+    """Return the fingerprint of the model's states. Only state files with the same fingerprint are used.
 
-    It includes the dtype of the weights: a float32 state may have been computed by bfloat16 weights.
+    It includes the dtype of the weights, because a float32 state may have been computed with bfloat16 weights.
     """
     dtype = DTYPES[config.dtype] or checkpoint_dtype(path, read_config(path))
     return fingerprint(path, model.state_specs(), model.kv_specs(), dtype, config.quantize)
 
 
 def notes(sizes: PoolSizes) -> list[str]:
-    """Return lines for the log on the sizes of the pools and their reasons."""
+    """Return lines for the log with the sizes of the pools, and the reasons for these sizes."""
     slots = f"{sizes.slots} state slots of {sizes.slot_bytes / 2**10:.1f} KiB"
     pages = f"{sizes.pages} KV pages of {sizes.page_size} tokens and {sizes.page_bytes / 2**10:.1f} KiB"
     return [f"{slots}; {pages if sizes.pages else 'no KV pages'}", *sizes.why]
@@ -243,7 +243,7 @@ def build_relay(
     gateway: Gateway,
     trace: TraceFile | None = None,
 ) -> Relay:
-    """Make the relay around the model's device. Call this inside the event loop."""
+    """Make the relay of the ring's actors for the model's device. Call this inside the event loop."""
     limits = Limits(
         max_running=sizes.max_running,
         max_queue=config.max_queue,

@@ -12,7 +12,7 @@ from baton.models.layers.norm import RMSNorm
 from baton.models.layers.rope import read_rotation
 
 EPS = 1e-5
-ROTATED = 0.5  # the part of a head that is rotated
+ROTATED = 0.5  # the default share of a head's numbers that is rotated
 
 
 def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Decoder:

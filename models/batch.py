@@ -13,29 +13,30 @@ ALIGNMENT = 64  # bytes of a CPU's cache line
 
 @dataclass(frozen=True)
 class StateCheckpoint:
-    """An order to copy the state of a prefill segment after `position` tokens into another slot."""
+    """An order to copy a prompt's state at `position` into another slot."""
 
-    segment: int
-    position: int  # absolute
-    slot: int
+    segment: int  # index of the prompt's segment in the step, see Prefill
+    position: int  # tokens of the sequence that the state has consumed
+    slot: int  # the slot that receives the copy
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """The prompt chunks of a step, packed one after another.
+    """The prompt tokens of a step: one segment per row, packed one after another.
 
-    A segment's slot holds the state at the segment's start (zeros at position 0), and receives the state at its end.
+    Before the step, a segment's slot holds the state at the segment's start (zeros at position 0). The step replaces it
+    by the state at the segment's end.
     """
 
     offsets: list[int]  # segment s is tokens[offsets[s]:offsets[s+1]] of the batch
     starts: list[int]  # absolute position of each segment's first token
     slots: list[int]
-    checkpoints: list[StateCheckpoint]  # each in (start, end] of its segment; one at the end copies the final state
+    checkpoints: list[StateCheckpoint]  # positions are in (start, end] of the segment; `end` copies the final state
     page_table: Tensor  # int32 [segments, max_pages]; entry i: the page of positions [i·page_size, (i+1)·page_size)
-    table: ChunkTable | None = None  # the chunks of the model's chunk_size; None: computed when needed
+    table: ChunkTable | None = None  # the segments cut into chunks of the model's chunk_size; None: cut when needed
 
     def saved(self) -> list[tuple[int, int, int]]:
-        """Return the checkpoints as the kernels' `cut` takes them: (segment, position, slot)."""
+        """Return the checkpoints as tuples (segment, position, slot), which kernels take."""
         return [(c.segment, c.position, c.slot) for c in self.checkpoints]
 
 
@@ -46,37 +47,37 @@ class Decode:
     slots: Tensor  # int64 [rows]
     positions: Tensor  # int64 [rows]
     page_table: Tensor  # int32 [rows, max_pages]
-    padding: Tensor | None = None  # bool [rows], rows that belong to no request; None: there are none
+    padding: Tensor | None = None  # bool [rows], true for rows that belong to no request; None: no such rows
 
 
 @dataclass(frozen=True)
 class PagePlan:
-    """The segments of attention: those of the prefill, then a segment of one token for each decoding row."""
+    """The segments over which attention runs: those of the prefill, then one token for each decoding row."""
 
     offsets: Tensor  # int64 [segments + 1]; segment s is tokens[offsets[s]:offsets[s+1]]
     starts: Tensor  # int64 [segments], absolute position of each segment's first token
     table: Tensor  # int32 [segments, max_pages], see Prefill.page_table
-    places: Tensor  # int64 [T], place of each token's keys and values: page · page_size + offset
+    places: Tensor  # int64 [tokens], flat index of each token's keys and values: page · page_size + offset
     prompts: int  # the number of segments of the prefill, which come first
-    longest: int  # no segment of the prefill has more tokens than this
+    longest: int  # an upper bound for the tokens of a prefill segment
 
 
 @dataclass(frozen=True)
 class Batch:
     """The tokens of one step, packed: prefill segments first, then one token for each decoding row."""
 
-    tokens: Tensor  # int64 [T]
-    positions: Tensor  # int64 [T], absolute
+    tokens: Tensor  # int64 [tokens]
+    positions: Tensor  # int64 [tokens], absolute position of each token
     prefill: Prefill | None
     decode: Decode | None
-    pages: PagePlan | None = None  # None: computed when needed
+    pages: PagePlan | None = None  # None: the model computes the page plan
 
 
 @dataclass(frozen=True)
 class Pools:
     """Device memory for states and pages.
 
-    Each slot, and each page, is one contiguous stretch of memory, so that clearing or copying it is one operation.
+    Each slot and each page is one contiguous block of memory, so that a single operation clears or copies it.
     """
 
     slots: Tensor  # uint8 [slots, bytes]
@@ -124,19 +125,19 @@ class Model(Protocol):
     """The interface between forward and a model."""
 
     vocab_size: int
-    chunk_size: int  # tokens of a prompt that are computed together
+    chunk_size: int  # tokens of a chunk, which prefill kernels compute together
     max_position: int  # the longest sequence, in tokens
 
     def state_specs(self) -> list[TensorSpec]:
-        """Return the contents of a slot: one entry per state tensor."""
+        """Return the shape and dtype of each state tensor, for one slot."""
         ...
 
     def kv_specs(self) -> list[TensorSpec]:
-        """Return the contents of one position of a page: one entry per page tensor; [] without attention."""
+        """Return the shape and dtype of each page tensor, for one position of a page; [] without attention."""
         ...
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        """Return hidden states [T, hidden] after the final norm; update states and pages in place."""
+        """Return hidden states [tokens, hidden] after the final norm; update states and pages in place."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -153,7 +154,7 @@ def allocate(model: Model, slots: int, pages: int, page_size: int, device: torch
 
 
 def stretches(count: int, specs: list[TensorSpec], device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Allocate `count` stretches that hold a tensor of each spec.
+    """Allocate `count` contiguous blocks of memory (stretches), each of which holds one tensor of every spec.
 
     Returns the zeroed memory, uint8 [count, bytes], and a view of it for each spec, [count, *spec.shape]. Each tensor
     begins at a multiple of ALIGNMENT bytes in its stretch.

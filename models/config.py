@@ -10,7 +10,7 @@ import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 UNLIMITED = 2**31 - 1
-"""The largest integer that is accepted in config.json, and the max_position of a model without positions."""
+"""The largest integer that is accepted in config.json, and the max_position of a model that has no limit."""
 
 
 class ModelError(ValueError):
@@ -20,7 +20,7 @@ class ModelError(ValueError):
 class ModelConfig:
     """The values of a config.json.
 
-    The getters take a key and its older names. They raise ModelError, with the key, for a missing or wrong value.
+    Each getter takes a key and its older names. It raises ModelError, with the key, for a missing or wrong value.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class ModelConfig:
         return value
 
     def require(self, name: str, *supported: object) -> None:
-        """Raise ModelError for any other value than these. An absent or null key is accepted: it means the first."""
+        """Raise ModelError unless the value of `name` is in `supported`. A missing or null key means supported[0]."""
         value = self.values.get(name)
         if value is not None and value not in supported:
             raise ModelError(
@@ -99,7 +99,10 @@ class ModelConfig:
             )
 
     def dtype(self) -> torch.dtype | None:
-        """Return the dtype that config.json names, float32 for one that only float32 can hold exactly; None if none."""
+        """Return the dtype that config.json names; None if it names none.
+
+        A dtype other than float32 and bfloat16, such as float16, becomes float32, because bfloat16 would round it.
+        """
         name = self.values.get("dtype") or self.values.get("torch_dtype")
         return DTYPES.get(str(name).removeprefix("torch."), torch.float32) if name else None
 
@@ -113,9 +116,9 @@ class ModelConfig:
 
 
 def _number(value: object) -> float | None:
-    """Return a number of config.json; None for other values.
+    """Return the number that a value of config.json stands for; None if it is not a number.
 
-    JSON has no infinity: transformers writes {"__float__": "Infinity"}, other tools the bare word or a string.
+    JSON has no infinity: transformers writes {"__float__": "Infinity"}, other tools a bare word or a string.
     """
     if isinstance(value, dict):
         value = value.get("__float__")
@@ -128,7 +131,7 @@ def _number(value: object) -> float | None:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Read a checkpoint folder's config.json, or params.json, as Mistral names it. ModelError if both are missing."""
+    """Read config.json, else Mistral's params.json, from the folder `path`. Raises ModelError if both are missing."""
     for name in ("config.json", "params.json"):
         file = path / name
         if not file.is_file():
@@ -144,10 +147,10 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def _with_text_config(file: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with text_config's at the top level: vision-language models have the text model's there.
+    """Move the values of text_config, where vision-language models keep the text model's values, to the top level.
 
-    Values at the top level take precedence unless they are null. Without a text_config nothing is changed, because a
-    null key may differ in meaning from a missing one.
+    Values at the top level take precedence unless they are null. Without a text_config, null values are kept, because a
+    null key may differ in meaning from a missing key.
     """
     text = values.get("text_config") or {}
     if not isinstance(text, dict):
@@ -156,14 +159,17 @@ def _with_text_config(file: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_native_mamba2(values: Mapping[str, Any]) -> bool:
-    """Return whether this is a configuration of mamba_ssm (d_model, n_layer) or of Mistral (dim, n_layers)."""
+    """Return whether the keys are those of mamba_ssm (d_model, n_layer) or of Mistral (dim, n_layers) for Mamba-2."""
     ssm = values.get("ssm_cfg")
     layer = ssm.get("layer") if isinstance(ssm, dict) else "Mamba1"
     return ("d_model" in values and layer == "Mamba2") or ("dim" in values and values.get("model_type") == "mamba")
 
 
 def _native_mamba2(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate such a configuration to transformers' keys, with mamba_ssm's defaults. ModelError for other layers."""
+    """Translate a configuration of mamba_ssm or Mistral to transformers' keys, with mamba_ssm's defaults.
+
+    Raises ModelError for layers other than Mamba-2's.
+    """
     ssm = values.get("ssm_cfg") or {}
     config, ssm_config = ModelConfig(values), ModelConfig(ssm)
     for key in ("attn_layer_idx", "d_intermediate"):

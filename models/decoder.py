@@ -15,32 +15,32 @@ from baton.models.layers.rope import Rotation
 from baton.models.layers.step import BatchPlan, plan_batch
 
 RENAMED_KINDS = {"linear_attention": "mamba", "full_attention": "attention"}
-"""Kinds of layers of hybrid Mamba-2 models as newer versions of transformers name them, and their older names."""
+"""Kinds of layers of hybrid Mamba-2 models: name in newer versions of transformers → older name, which is used here."""
 
 
 @dataclass(frozen=True)
 class Outline:
-    """The properties of a model that are not in its blocks."""
+    """The properties of a model as a whole, which its blocks do not hold."""
 
     max_position: int
     chunk_size: int  # prompts are computed in chunks of this many tokens
     kernel: int  # the width of the convolutions
     states: list[TensorSpec]  # state tensors of all layers in a slot
     pages: list[TensorSpec]  # page tensors of all layers, per position
-    rotate: Callable[[Tensor], Rotation] | None = None  # the rotation for positions; None: they are not encoded
-    residual_dtype: torch.dtype | None = None  # of the residual stream; None: the embeddings' dtype
-    multipliers: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of the embeddings, the last block's output, the logits
+    rotate: Callable[[Tensor], Rotation] | None = None  # returns the rotation for positions; None: no encoding
+    residual_dtype: torch.dtype | None = None  # dtype of the residual stream; None: the embeddings' dtype
+    multipliers: tuple[float, float, float] = (1.0, 1.0, 1.0)  # factors: embeddings, last block's output, logits
 
 
 class Decoder(nn.Module):
     """Embeddings, blocks, a norm, and a head unless the embeddings are tied to it.
 
-    A block takes (residual, x, step) and returns new values of the first two. x is the output of the previous block,
-    which has not been added to the residual yet, None in the first block; the returned x has not been added either. So
-    each norm adds, multiplies and normalises in one operation.
+    A block takes (residual, x, step) and returns the next (residual, x). x is the output of the previous block, before
+    it is added to the residual; it is None for the first block. A block's first norm adds x to the residual, so that
+    adding, multiplying and normalising are one operation.
 
-    config: vocab_size, hidden_size and tie_word_embeddings are read here.
-    body: the checkpoint's name of everything but the head.
+    config: the source of vocab_size, hidden_size and tie_word_embeddings.
+    body: the checkpoint's name of the module that contains everything except the head.
     parts: the checkpoint's names of the embeddings, the blocks and the norm.
     """
 
@@ -65,7 +65,7 @@ class Decoder(nn.Module):
             named.add_module(name, part)
         self.add_module(body, named)
         self.lm_head = None if tied else Linear(hidden, self.vocab_size, False, dtype)
-        # In tuples, so that torch does not register the parts again under a second name.
+        # Tuples hide the modules from torch, which would otherwise register them again under a second name.
         self._embeddings, self._blocks, self._norm = (embeddings,), tuple(blocks), (norm,)
 
     def state_specs(self) -> list[TensorSpec]:
@@ -82,14 +82,14 @@ class Decoder(nn.Module):
         return plan_batch(batch, pools, self.chunk_size, self.outline.kernel, self.outline.rotate)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of tokens, [T, hidden], in the dtype of the residual stream."""
+        """Return the embeddings of tokens, [tokens, hidden], in the dtype of the residual stream."""
         [embeddings], multiplier = self._embeddings, self.outline.multipliers[0]
         embedded: Tensor = embeddings(tokens)
         embedded = embedded if multiplier == 1 else embedded * multiplier
         return embedded.to(self.outline.residual_dtype or embedded.dtype)
 
     def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
-        """Return the hidden states after the blocks and the norm, [T, hidden]; update states and pages."""
+        """Return the hidden states after the blocks and the norm, [tokens, hidden]; update states and pages."""
         x: Tensor | None = None
         for block in self._blocks:
             residual, x = block(residual, x, step)
@@ -105,7 +105,10 @@ class Decoder(nn.Module):
 
 
 class MixerBlock(nn.Module):
-    """A block of a norm and a mixer or MLP: keyword arguments in this order, with the checkpoint's names."""
+    """A block of a norm and a mixer or MLP.
+
+    parts: the two modules in this order. The argument names are the checkpoint's names of the modules.
+    """
 
     def __init__(self, **parts: nn.Module) -> None:
         super().__init__()
@@ -119,8 +122,9 @@ class MixerBlock(nn.Module):
 
 
 class Block(nn.Module):
-    """A block of a norm, a mixer, a norm, and an MLP or mixture of experts: keyword arguments in this order, with the
-    checkpoint's names.
+    """A block of a norm, a mixer, a norm, and an MLP or mixture of experts.
+
+    parts: the four modules in this order. The argument names are the checkpoint's names of the modules.
     """
 
     def __init__(self, **parts: nn.Module) -> None:
@@ -149,7 +153,7 @@ def numbered(kinds: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 
 def checked_kinds(kinds: list[str], *known: str) -> list[str]:
-    """Return the kinds of the layers. ModelError if there are no layers, or for a kind that is not known."""
+    """Return `kinds`, the kind of each layer. Raises ModelError if there are no layers, or for an unknown kind."""
     if not kinds:
         raise ModelError("config.json: there are no layers")
     unknown = sorted(set(kinds) - set(known))

@@ -1,10 +1,11 @@
 """Falcon-H1 (transformers' FalconH1ForCausalLM): attention and Mamba-2 in parallel in every layer, then an MLP.
 
-The model has multipliers (maximal update parametrization, Yang et al., 2022, arXiv:2203.03466). Where it is exact they
-are applied in the computation: in the scale of attention, in additions to the residual stream, to the embeddings and to
-the logits. Multipliers before a nonlinear function are multiplied into rows of weights when these are loaded, in
-float32, and rounded with them: ssm_in_multiplier and ssm_multipliers into mamba.in_proj, attention_in_multiplier into
-q_proj, k_proj and v_proj, and the first of mlp_multipliers into gate_proj.
+The model multiplies its activations by constants, the multipliers (maximal update parametrization, Yang et al., 2022,
+arXiv:2203.03466). Where it is exact, multipliers are applied in the computation: to the scale of attention, to
+additions to the residual stream, to the embeddings and to the logits.
+Multipliers before a nonlinear function are multiplied into rows of weights when the weights are loaded. The products
+are computed in float32 and then rounded to the dtype of the weights. ssm_in_multiplier and ssm_multipliers go into
+mamba.in_proj, attention_in_multiplier into q_proj, k_proj and v_proj, the first of mlp_multipliers into gate_proj.
 """
 
 from dataclasses import dataclass, replace
@@ -27,11 +28,11 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Multipliers:
-    """The multipliers in config.json. `in` and `out` are those of a mixer's input and output."""
+    """The multipliers in config.json. Names with `_in` and `_out` belong to a mixer's input and output."""
 
     embedding: float
     logits: float
-    ssm: list[float]  # for the rows of in_proj that make z, x, B, C and dt
+    ssm: list[float]  # one each for the rows of in_proj that compute z, x, B, C and dt
     ssm_in: float
     ssm_out: float
     attention_in: float
@@ -70,10 +71,10 @@ class ParallelBlock(nn.Module):
         self.feed_forward = GatedMLP(hidden, config.integer("intermediate_size"), dtype, bias)
 
     def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
-        """Compute a block, as models/decoder.py:Decoder describes it."""
+        """Return the new residual, and an output that is yet to be added to it: see models/decoder.py:Decoder."""
         m = self.multipliers
         residual, normed = self.input_layernorm(residual, x, m.down)
-        # The layer adds, then normalizes. Only the sum is used here: attention's output is added to it before the norm.
+        # RMSNorm adds, then normalizes. Only the sum is used here: attention's output must be added before the norm.
         residual, _ = self.pre_ff_layernorm(residual, self.mamba(normed, step), m.ssm_out)
         residual, normed = self.pre_ff_layernorm(residual, self.self_attn(normed, step), m.attention_out)
         return residual, self.feed_forward(normed)
@@ -105,7 +106,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
 def read_mamba(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:
     """Read the mixer's settings.
 
-    mamba_d_ssm is the inner size: null stands for mamba_expand · hidden_size, a missing key for transformers' 1024.
+    mamba_d_ssm is the inner size: null stands for mamba_expand · hidden_size; the default is 1024, as in transformers.
     """
     is_null = "mamba_d_ssm" in config.values and config.values["mamba_d_ssm"] is None
     inner = None if is_null else config.integer("mamba_d_ssm", default=1024)
@@ -118,13 +119,13 @@ def read_mamba(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:
 
 
 def read_attention(config: ModelConfig) -> AttentionSettings:
-    """Read attention's settings; key_multiplier becomes part of its scale."""
+    """Read attention's settings; key_multiplier becomes part of attention's scale."""
     settings = AttentionSettings.from_config(config)
     return replace(settings, scale=settings.scale * config.number("key_multiplier", default=1.0))
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
-    """Return what a tensor fills, after multiplying multipliers into the weights before nonlinear functions."""
+    """Return which parameters the stored tensor `name` fills. Weights before nonlinear functions are multiplied."""
     m, (path, _, leaf) = Multipliers.from_config(config), name.rpartition(".")
     is_weight, projection = leaf == "weight", path.rpartition(".")[2]
     if projection == "in_proj":

@@ -16,19 +16,19 @@ def whole(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a checkpoint's tensor, and the part of a parameter that it fills."""
+    """A part of a checkpoint's tensor, and the part of a parameter of the model that it fills."""
 
-    parameter: str  # its name
+    parameter: str  # the parameter's name
     take: Callable[[Tensor], Tensor] = whole
-    """Returns the part of the checkpoint's tensor. Its operations must work on meta tensors too."""
+    """Function from the checkpoint's tensor to its part. It must also work on meta tensors, which have only shapes."""
     place: Callable[[Tensor], Tensor] = whole
-    """Returns the view of the parameter into which the part is copied; it has the part's shape.
+    """Function from the parameter to the view into which the part is copied. The view has the shape of the part.
 
-    The views of a parameter do not overlap, and together they cover it."""
+    The views of one parameter do not overlap, and together they cover the parameter."""
 
 
 def scaled(*parts: tuple[int, float]) -> Callable[[Tensor], Tensor]:
-    """Return a Piece.take that multiplies rows in float32. parts: (number of rows, factor), from the first row on."""
+    """Return a Piece.take that multiplies rows in float32. parts: (number of rows, factor), from the top down."""
 
     def take(tensor: Tensor) -> Tensor:
         factors = torch.cat([torch.full((rows,), factor, device=tensor.device) for rows, factor in parts])
@@ -38,7 +38,7 @@ def scaled(*parts: tuple[int, float]) -> Callable[[Tensor], Tensor]:
 
 
 def gated_mlp(name: str) -> list[Piece]:
-    """Return what gate_proj, up_proj or down_proj fills in models/layers/mlp.py:GatedMLP; [] for other tensors."""
+    """Return the part of layers/mlp.py:GatedMLP that gate_proj, up_proj or down_proj fills; [] for other tensors."""
     path, _, leaf = name.rpartition("_proj.")
     owner, _, part = path.rpartition(".")
     match part:
@@ -52,7 +52,7 @@ def gated_mlp(name: str) -> list[Piece]:
 
 
 def expert_pieces(stacks: str, number: int, part: str) -> list[Piece]:
-    """Return what the weight of one expert fills in models/layers/experts.py:Experts.
+    """Return which part of models/layers/experts.py:Experts the stored weight of one expert fills.
 
     stacks: the name of the Experts module.
     number: the expert's index.
@@ -74,18 +74,18 @@ def half_of(weight: Tensor, half: int) -> Tensor:
 
 
 def rows_of(rows: slice) -> Callable[[Tensor], Tensor]:
-    """Return a Piece.place for these rows of a parameter."""
+    """Return a Piece.place that takes the slice `rows` of a parameter."""
     return lambda parameter: parameter[rows]
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models, as the loader uses it."""
+    """A family of models: the functions by which the loader builds and fills a model."""
 
     build: Callable[[ModelConfig, torch.dtype, torch.dtype], Model]
-    """Builds a model with empty parameters, from its config, the weights' dtype and the recurrent states' dtype.
+    """Function from (config, dtype of the weights, dtype of the recurrent states) to a model with empty parameters.
 
-    It is called under the meta device."""
+    The loader calls it with torch's meta device as the default."""
     pieces: Callable[[str, ModelConfig], list[Piece]]
-    """Returns what the checkpoint's tensor of this name fills; [] for a tensor that is not loaded."""
-    embedding: str  # name of the embeddings' parameter, which one whole tensor fills, and which a tied head repeats
+    """Function from (name of a stored tensor, config) to what the tensor fills; [] for a tensor that is not loaded."""
+    embedding: str  # name of the embeddings' parameter; one whole tensor fills it, and a tied head has the same values

@@ -24,9 +24,9 @@ EXPERTS = {
     "output_linear.weight": "experts.output_linear",
     "router.layer.weight": "router.weight",
 }
-"""The checkpoint's names of the weights of a layer's experts, and the parameters that they fill."""
+"""The checkpoint's names of the weights of a layer's experts → the parameters that these weights fill."""
 EXPERT = re.compile(r"(.*\.block_sparse_moe\.experts)\.(\d{1,6})\.(gate|up|down)_proj\.weight")
-"""The same in checkpoints of llm-compressor, which stores each expert's weights separately."""
+"""Names of expert weights in checkpoints of llm-compressor, which stores each expert's weights separately."""
 
 
 class BlockSparseMoE(nn.Module):
@@ -39,15 +39,15 @@ class BlockSparseMoE(nn.Module):
         self.experts = Experts(hidden, config.integer("intermediate_size"), count, "silu_gated", dtype)
 
     def forward(self, x: Tensor, step: BatchPlan) -> Tensor:
-        """Return the output [T, hidden] for x [T, hidden]."""
+        """Return the output [tokens, hidden] for x [tokens, hidden]."""
         output: Tensor = self.experts(x, *self.router(x, step.padding))
         return output
 
 
 class GraniteBlock(nn.Module):
-    """A block of a mixer (`mamba` or `self_attn`), then an MLP, experts or both.
+    """A block of a mixer (`mamba` or `self_attn`), then an MLP, experts, or both.
 
-    Outputs are multiplied by residual_multiplier before they are added to the residual.
+    Each of the two outputs is multiplied by residual_multiplier before it is added to the residual.
     """
 
     def __init__(self, config: ModelConfig, name: str, mixer: nn.Module, dtype: torch.dtype) -> None:
@@ -63,7 +63,7 @@ class GraniteBlock(nn.Module):
         self.shared_mlp = GatedMLP(hidden, intermediate, dtype) if intermediate else None
 
     def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
-        """Compute a block, as models/decoder.py:Decoder describes it."""
+        """Return the new residual, and an output that is yet to be added to it: see models/decoder.py:Decoder."""
         residual, normed = self.input_layernorm(residual, x, self.multiplier)
         [mixer] = self._mixer
         residual, normed = self.post_attention_layernorm(residual, mixer(normed, step), self.multiplier)
@@ -137,12 +137,12 @@ def read_residual_multiplier(config: ModelConfig) -> float:
 
 
 def read_positions(config: ModelConfig, head_dim: int) -> Callable[[Tensor], Rotation] | None:
-    """Return the rotation of positions; None if they are not encoded."""
+    """Return the function that computes the rotation for positions; None if the model does not encode positions."""
     return read_rotation(config, head_dim).of if config.values.get("position_embedding_type") == "rope" else None
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
-    """Return what a tensor fills. transformers saves a shared MLP even if its inner size is 0: that is left out."""
+    """Return which parameters the stored tensor `name` fills; [] for a shared MLP of size 0, which files may hold."""
     if ".shared_mlp." in name and not read_shared_size(config):
         return []
     if match := EXPERT.fullmatch(name):

@@ -14,7 +14,7 @@ LOGIT = 10.0
 
 
 class HashModel:
-    """A models.batch.Model without weights. Hidden states are int64 [T, 1], the output hashes."""
+    """A models.batch.Model without weights. Its hidden states are the output hashes, int64 [tokens, 1]."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class HashModel:
     def from_config(cls, config: dict[str, Any]) -> "HashModel":
         """Build the model from config.json's vocab_size, chunk_size, max_position_embeddings, and optionally:
 
-        page_fold: false for a model without pages, whose fold is 0.
+        page_fold: false for a model without pages, whose output depends on its state alone.
         delay_ms: [least, most], the range of the random time for which each forward sleeps.
         """
         return cls(
@@ -68,7 +68,7 @@ class HashModel:
         return torch.zeros(len(hidden), self.vocab_size, device=hidden.device).scatter_(1, next_tokens, LOGIT)
 
     def _prefill(self, tokens: Tensor, positions: Tensor, prefill: Prefill, pools: Pools) -> list[Tensor]:
-        """Return the output hashes of each segment, and update its state, its pages and its checkpoints' slots."""
+        """Return the output hashes of each segment. Update the states, the pages and the slots of the checkpoints."""
         slots = pools.state[0]
         hashes: list[Tensor] = []
         written: list[Tensor] = []
@@ -92,7 +92,7 @@ class HashModel:
         return hashes
 
     def _decode(self, tokens: Tensor, positions: Tensor, decode: Decode, pools: Pools) -> Tensor:
-        """Return the output hash of each row, and update its state and pages."""
+        """Return the output hash of each row, and update the row's state and pages."""
         slots = pools.state[0]
         # next_state for all rows at once; int64 holds the sum because each term is below 2**48.
         states = (slots[decode.slots] * 48271 + (tokens + 1) * 69621 + (positions + 1) * 16807 + 1) % MODULUS
@@ -109,8 +109,9 @@ class HashModel:
 def _write_and_fold(pools: Pools, page_row: Tensor, start: int, entries: Tensor) -> Tensor:
     """Store entries, int64 [n], at positions start, start + 1, …, and return the fold at each of them, int64 [n].
 
-    page_row: the row's page table. Every entry from position 0 on is read back through it, so a wrong page anywhere
-    shows. Folds are sums of terms below 2**31, so they do not overflow int64.
+    The fold at a position is a weighted sum of the entries 0..position, see models/hash_definition.py:add_entry.
+    Its terms are below 2**31, so the sum does not overflow int64.
+    page_row: the row's page table, through which every entry from position 0 on is read. So a wrong page shows.
     """
     places = torch.arange(start + len(entries), device=entries.device)
     pages, offsets = page_row[places // pools.page_size].long(), places % pools.page_size

@@ -1,7 +1,7 @@
 """The hash model in scalars. Its state is a hash of every token consumed, so a single stale, foreign, misaligned or
-over-advanced state or page shows as a wrong token at once.
+over-advanced state or page shows as a wrong token at once. Its fold is a weighted sum of all KV entries.
 
-It does not depend on the rest of Baton: the simulator and clients compute the expected tokens with it.
+This module imports no other part of Baton: the simulator and clients compute the expected tokens with it.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ FOLD_PERIOD = 127
 
 
 def next_state(state: int, token: int, position: int) -> int:
-    """Return the state after consuming `token` at absolute `position`, which is also the KV entry at that position."""
+    """Return the state after consuming `token` at absolute `position`. The KV entry at `position` equals the state."""
     return (state * 48271 + (token + 1) * 69621 + (position + 1) * 16807 + 1) % MODULUS
 
 
 def add_entry(fold: int, entry: int, position: int) -> int:
-    """Return the fold over the entries 0..position. fold: that over the entries before `position`."""
+    """Return the fold over the KV entries 0..position, given `fold`, the fold over the entries before `position`."""
     return (fold + entry * (position % FOLD_PERIOD + 1)) % MODULUS
 
 
@@ -30,17 +30,17 @@ def fold_entries(entries: Sequence[int]) -> int:
 
 
 def output_hash(state: int, fold: int) -> int:
-    """Return the model's hidden state: the next token before it is reduced modulo the vocabulary."""
+    """Return the model's hidden state. Modulo the size of the vocabulary, it is the next token."""
     return (state * 31 + fold * 17 + 7) % MODULUS
 
 
 def next_token(state: int, fold: int, vocab_size: int) -> int:
-    """Return the token that greedy sampling draws next. Without pages the fold is 0."""
+    """Return the token that greedy sampling draws next. fold: 0 for a model without pages."""
     return output_hash(state, fold) % vocab_size
 
 
 def expected_output(tokens: Sequence[int], count: int, vocab_size: int, *, page_fold: bool = True) -> list[int]:
-    """Return the greedy continuation of `tokens` (at least one) by `count` tokens."""
+    """Return the greedy continuation of `tokens` by `count` tokens. Raises ValueError if `tokens` is empty."""
     if not tokens:
         raise ValueError("nothing to continue: tokens is empty")
     state, fold = INITIAL_STATE, 0

@@ -18,7 +18,7 @@ from baton.models.layers.mlp import GatedMLP
 from baton.models.layers.norm import RMSNorm
 from baton.models.layers.step import BatchPlan
 
-CHUNK = 64  # the chunk size of prompts; config.json does not have one
+CHUNK = 64  # tokens of a chunk in prefill kernels; config.json does not name a size
 KINDS = ("linear_attention", "full_attention")
 MLPS = ("dense", "sparse")
 MIXER = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.")
@@ -31,7 +31,7 @@ LATER = ("gate_lower_bound", "use_full_rank_gate", "mla_use_output_gate", "attn_
 
 
 class KimiMixture(nn.Module):
-    """A mixture of routed experts, and of shared experts, which are computed as one MLP."""
+    """A mixture of routed experts, plus shared experts. The shared experts are computed as one MLP."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def read_mlps(config: ModelConfig) -> list[str]:
 
 
 def checked(kinds: list[str], layers: int, name: str, known: tuple[str, ...]) -> list[str]:
-    """Return the kinds of the layers, from the key `name`. ModelError unless each layer has one of the known kinds."""
+    """Return `kinds`, the value of the key `name`. Raises ModelError unless each layer has one of the known kinds."""
     unknown = sorted(set(kinds) - set(known))
     if unknown:
         supported = ", ".join(known)
@@ -173,7 +173,10 @@ def read_rule(config: ModelConfig) -> RoutingRule:
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
-    """Return what a tensor fills: a mixer's projections and convolutions are joined, and kv_b_proj is split."""
+    """Return which parameters the stored tensor `name` fills.
+
+    A mixer's projections and its convolutions are each joined into one parameter, and kv_b_proj is split.
+    """
     name = name.replace(".block_sparse_moe.", ".mlp.")
     if match := EXPERT.fullmatch(name):
         return expert_pieces(match[1], int(match[2]), PARTS[match[3]])
@@ -200,7 +203,7 @@ def kda_pieces(name: str, s: KdaSettings) -> list[Piece]:
 
 
 def latent_pieces(owner: str, s: LatentSettings) -> list[Piece]:
-    """Return what kv_b_proj fills: for each head it has the keys' rows and then the values'."""
+    """Return which parameters kv_b_proj fills. For each head, it holds the rows of the keys, then of the values."""
 
     def heads(weight: Tensor) -> Tensor:
         return weight.reshape(s.heads, s.own + s.value, -1)

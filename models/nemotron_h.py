@@ -29,7 +29,7 @@ STACKS = {"up": "input_linear", "down": "output_linear"}
 class LatentMoE(nn.Module):
     """A mixture of routed experts, and one expert that all tokens share.
 
-    If config.json has moe_latent_size, hidden states are projected to that size for the routed experts, and back.
+    If config.json has moe_latent_size, the routed experts work on hidden states that are projected to that size.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
@@ -45,7 +45,7 @@ class LatentMoE(nn.Module):
         self.fc2_latent_proj = Linear(latent, hidden, bias, dtype) if latent else None
 
     def forward(self, x: Tensor, step: BatchPlan) -> Tensor:
-        """Return the output [T, hidden] for x [T, hidden]."""
+        """Return the output [tokens, hidden] for x [tokens, hidden]."""
         chosen, weights = self.gate(x, step.padding)
         routed = self.experts(self.fc1_latent_proj(x) if self.fc1_latent_proj else x, chosen, weights)
         if self.fc2_latent_proj:
@@ -99,7 +99,7 @@ def read_layers(config: ModelConfig) -> list[str]:
 
 
 def read_mamba(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:
-    """Read the mixer's settings, which have other keys here than in Mamba2Settings.from_config."""
+    """Read the mixer's settings. Nemotron-H has other keys for them than Mamba2Settings.from_config reads."""
     return Mamba2Settings(
         hidden=config.integer("hidden_size"),
         heads=config.integer("mamba_num_heads"),
@@ -116,7 +116,7 @@ def read_mamba(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
-    """Return what a tensor fills. The layers for multi-token prediction (mtp) are left out."""
+    """Return which parameters the stored tensor `name` fills; [] for the layers for multi-token prediction (mtp)."""
     if name.startswith(("mtp.", "model.mtp.", "backbone.mtp.")):
         return []
     name = "backbone." + name.removeprefix("model.") if name.startswith("model.") else name

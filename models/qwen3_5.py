@@ -1,8 +1,8 @@
 """Qwen3.5 (transformers' Qwen3_5ForConditionalGeneration and Qwen3_5MoeForConditionalGeneration), and its text-only
-models: Qwen3-Next's layers in other files. Only the text part of the vision-language models is computed.
+models. They have Qwen3-Next's layers, under other names. Only the text part of vision-language models is computed.
 
-Their rotation has three parts, for time, height and width. For text all three positions are the same, so it is the
-plain rotation.
+The rotation of vision-language models has three parts, for the positions in time, height and width. In text all three
+positions are equal, so the plain rotation gives the same result.
 """
 
 import torch
@@ -18,9 +18,10 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
 
 
 def settled(config: ModelConfig) -> ModelConfig:
-    """Return the config with what is implicit in Qwen3.5: its dense models have no experts.
+    """Return the config, with num_experts = 0 for a dense model, whose config.json lacks this key.
 
-    In its other models every layer has experts, whose weights are renormalised. ModelError if config.json differs.
+    In all other models of Qwen3.5, each layer has experts, whose routing weights are renormalised. Raises ModelError if
+    config.json says otherwise.
     """
     if config.values.get("model_type") in ("qwen3_5", "qwen3_5_text"):
         return ModelConfig({"num_experts": 0, **config.values})
@@ -31,9 +32,9 @@ def settled(config: ModelConfig) -> ModelConfig:
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
-    """Return what a tensor fills, as in Qwen3-Next, without the vision-language models' prefix.
+    """Return which parameters the stored tensor `name` fills; [] for the vision tower.
 
-    The vision tower is left out.
+    Without the prefix that vision-language models add, tensors have the same names as in Qwen3-Next.
     """
     if name.startswith(("visual.", "model.visual.")):
         return []

@@ -19,15 +19,15 @@ from baton.models.layers.norm import RMSNorm
 from baton.models.layers.rope import read_rotation
 from baton.models.layers.step import BatchPlan
 
-CHUNK = 64  # the chunk size of prompts; config.json does not have one
+CHUNK = 64  # tokens of a chunk in prefill kernels; config.json does not name a size
 KINDS = ("linear_attention", "full_attention")
-ROTATED = 0.25  # the part of a head that is rotated
+ROTATED = 0.25  # the default share of a head's numbers that is rotated
 EXPERT = re.compile(r"(.*\.experts)\.(\d{1,6})\.(gate|up|down)_proj\.weight")
 STACKS = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}
 
 
 class SparseMLP(nn.Module):
-    """A mixture of routed experts, and one expert that all tokens share, whose output a sigmoid gate multiplies."""
+    """A mixture of routed experts, plus one shared expert for all tokens. A sigmoid gate scales the shared output."""
 
     def __init__(self, config: ModelConfig, experts: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def read_attention(config: ModelConfig) -> AttentionSettings:
 def read_mlp(config: ModelConfig, layer: int, dtype: torch.dtype) -> nn.Module:
     """Build a layer's MLP.
 
-    If the model has experts, every decoder_sparse_step-th layer that is not in mlp_only_layers is a mixture of them.
+    If the model has experts, each decoder_sparse_step-th layer that is not in mlp_only_layers is a mixture of experts.
     """
     hidden, experts = config.integer("hidden_size"), config.integer("num_experts", least=0)
     dense = config.indices("mlp_only_layers", len(read_layers(config)))
@@ -113,9 +113,9 @@ def read_mlp(config: ModelConfig, layer: int, dtype: torch.dtype) -> nn.Module:
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
-    """Return what a tensor fills: some projections are split, others are joined.
+    """Return which parameters the stored tensor `name` fills; [] for the layers for multi-token prediction (mtp).
 
-    The layers for multi-token prediction (mtp) are left out.
+    Some projections are split into several parameters, and some are joined into one.
     """
     if name.startswith(("mtp.", "model.mtp.")):
         return []
@@ -133,11 +133,12 @@ def pieces(name: str, config: ModelConfig) -> list[Piece]:
 
 
 def delta_pieces(parameter: str, projected: str, s: DeltaSettings) -> list[Piece]:
-    """Return what a projection of the files, such as in_proj_qkv, fills in the mixer's one in_proj.
+    """Return which rows of the mixer's single in_proj a stored projection, such as in_proj_qkv, fills.
 
     parameter: the name of in_proj's weight or bias.
-    projected: the letters after in_proj_, which name what the projection makes. Qwen3-Next's (qkvz and ba) have the
-    rows of each key head together; Qwen3.5's have all rows of q, then all of k, and so on.
+    projected: the letters after in_proj_ in the stored name, one for each output of the projection. In Qwen3-Next's
+    projections (qkvz and ba), the rows of each key head are together. In Qwen3.5's, all rows of q come first, then all
+    rows of k, and so on.
     """
     per_key = s.value_heads // s.key_heads
     sizes = {"q": s.key_width, "k": s.key_width, "v": per_key * s.value_width, "z": per_key * s.value_width}
@@ -153,7 +154,7 @@ def delta_pieces(parameter: str, projected: str, s: DeltaSettings) -> list[Piece
 
 
 def gated_pieces(owner: str, leaf: str, s: AttentionSettings) -> list[Piece]:
-    """Return what q_proj fills: for each head it has the query's rows and then the gate's."""
+    """Return which parameters q_proj fills. For each head, it holds the rows of the query, then of the gate."""
     widths = [s.head_dim, s.head_dim]
     return [
         Piece(f"{owner}.q_proj.{leaf}", take=part_of_groups(s.heads, widths, 0)),
@@ -162,7 +163,7 @@ def gated_pieces(owner: str, leaf: str, s: AttentionSettings) -> list[Piece]:
 
 
 def pieces_of_experts(name: str) -> list[Piece]:
-    """Return what a tensor of experts fills: files have them one by one, or stacked."""
+    """Return which parameters a stored weight of experts fills. Files hold experts one by one, or stacked."""
     path, _, leaf = name.rpartition(".")
     if leaf in STACKS:
         return [Piece(f"{path}.{STACKS[leaf]}")]
@@ -171,9 +172,10 @@ def pieces_of_experts(name: str) -> list[Piece]:
 
 
 def part_of_groups(groups: int, widths: list[int], index: int) -> Callable[[Tensor], Tensor]:
-    """Return a Piece.take for rows that form `groups` groups, each of parts with these numbers of rows (`widths`).
+    """Return a Piece.take that joins the part `index` of every group of rows.
 
-    It takes the part `index` of every group, one after another.
+    groups: the number of groups, which have equal sizes and follow one another.
+    widths: the number of rows of each part of a group.
     """
 
     def take(weight: Tensor) -> Tensor:

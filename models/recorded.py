@@ -23,17 +23,17 @@ class PlannedModel(Model, Protocol):
         ...
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the input of the first layer, [T, hidden]."""
+        """Return the input of the first layer, [tokens, hidden]."""
         ...
 
     def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
-        """Return hidden states [T, hidden] after the final norm; update states and pages in place."""
+        """Return hidden states [tokens, hidden] after the final norm; update states and pages in place."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """A recorded step, and the tensors that it reads, which each replay fills."""
+    """A recorded step, and its input tensors, which each replay fills with new values."""
 
     recording: Recording
     embedded: Tensor
@@ -50,9 +50,9 @@ class DecodeStep:
 
 
 def hold(plan: BatchPlan, table: Tensor) -> BatchPlan:
-    """Return a copy of a plan for decoding rows, with tensors of its own, from which a recording can read.
+    """Return a copy of a plan for decoding rows. The copy has its own tensors, which a recording reads in each replay.
 
-    table: memory for the page table, int32 [most rows, most pages]. Recordings share it: only one runs at a time.
+    table: memory for the page table, int32 [max_rows, max_pages]. All recordings share it: only one runs at a time.
     """
     pages, rotation = plan.pages, plan.rotation
     if pages:
@@ -76,7 +76,7 @@ def tensors_of(plan: BatchPlan) -> list[Tensor]:
 class RecordingModel:
     """A model that computes the same as `model`, but replays steps that only decode.
 
-    The result of such a step is valid until the next one.
+    The result of a replayed step is valid until the next step.
     pools: the only pools that may be used, because recordings contain their addresses.
     max_rows: the most rows that decode at once.
     max_pages: the most entries of a row's page table.
@@ -84,7 +84,7 @@ class RecordingModel:
 
     def __init__(self, model: PlannedModel, pools: Pools, max_rows: int, max_pages: int) -> None:
         self.vocab_size, self.chunk_size, self.max_position = model.vocab_size, model.chunk_size, model.max_position
-        self.unrecordable = ""  # the reason why steps cannot be recorded; then they all run as in `model`
+        self.unrecordable = ""  # if not empty, why steps cannot be recorded; then `model` runs them all
         self._model, self._pools = model, pools
         self._max_rows, self._max_pages = max_rows, max_pages
         self._memory = SharedMemory()
@@ -93,7 +93,11 @@ class RecordingModel:
 
     @cached_property
     def _table(self) -> Tensor:
-        """Memory for the page tables of recorded steps, allocated on the thread that computes: see TorchDevice."""
+        """Memory for the page tables of recorded steps.
+
+        Zeroing so much memory starts OpenMP threads for the calling thread. So the memory is allocated at first use, on
+        the device's thread. OpenMP threads of another thread would compete with the kernels for processors.
+        """
         return torch.zeros(self._max_rows, self._max_pages, dtype=torch.int32)
 
     def state_specs(self) -> list[TensorSpec]:
@@ -114,7 +118,7 @@ class RecordingModel:
     def _step(self, embedded: Tensor, plan: BatchPlan) -> DecodeStep | None:
         """Return the recorded step for this number of rows, after recording it if necessary.
 
-        None if steps cannot be recorded, and for the very first step, in which layers compute their constants.
+        Returns None if steps cannot be recorded, and for the very first step: layers compute their constants in it.
         """
         rows = len(embedded)
         if rows not in self._steps and self._is_warm:
@@ -126,12 +130,12 @@ class RecordingModel:
         return self._steps.get(rows)
 
     def _record(self, embedded: Tensor, plan: BatchPlan) -> DecodeStep:
-        """Record a step without running it. Raises NotRecordable."""
+        """Record a step without running it. Raises NotRecordable if an operation cannot be recorded."""
         return DecodeStep(record(lambda: self._model.run(embedded, plan), self._memory), embedded, plan)
 
 
 def recording(model: Model, pools: Pools, max_rows: int, max_pages: int) -> Model:
-    """Return a RecordingModel where recording helps: for models of layers whose kernels run on a CPU. Else `model`."""
+    """Return a RecordingModel if the model consists of layers whose kernels run on a CPU; else return `model`."""
     if not (isinstance(model, PlannedModel) and pools.slots.is_cpu) or triton.takes(pools.slots):
         return model
     return RecordingModel(model, pools, max_rows, max_pages)

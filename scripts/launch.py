@@ -12,9 +12,9 @@ NEEDED = ("baton", "torch", "pytest")
 
 
 def enter_environment() -> None:
-    """Replace this process by the same command in .venv, made first if it is missing.
+    """Replace this process by the same command in .venv, which is made first if it is missing.
 
-    Does nothing where the present environment has Baton with its test extra already, as an activated one has.
+    Does nothing if the current environment already has Baton with its test extra, as an activated .venv has.
     """
     if all(find_spec(name) is not None for name in NEEDED):
         return
@@ -27,9 +27,9 @@ def enter_environment() -> None:
 
 
 def import_from(tree: Path) -> None:
-    """Let this process import `baton` from the checkout `tree`, wherever the installed one is.
+    """Let this process import `baton` from the checkout `tree`, not from the installed package.
 
-    RuntimeError if it has imported some of it already.
+    Raises RuntimeError if the process has already imported a part of `baton`.
     """
     if any(name.startswith("baton.") for name in sys.modules):
         raise RuntimeError("baton has been imported from elsewhere already")

@@ -1,4 +1,4 @@
-"""The accounts of open grants: what each holds of the cache."""
+"""The accounts of open grants: the tree node, the pages and the loans that each grant holds."""
 
 from dataclasses import dataclass, field
 
@@ -16,18 +16,18 @@ class Account:
 
     acquire: Acquire  # the message that asked for the grant
     node: Node[Lease]  # the deepest node that the grant has reached; pinned until the account closes
-    epoch: int  # of the tree when the account was opened; after a flush the node is no longer in the tree
-    pages: list[int]  # by page index
+    epoch: int  # the tree's epoch at opening; if the tree's epoch differs now, a flush has removed `node` from the tree
+    pages: list[int]  # the grant's page table: page numbers, in order of position
     loan_node: Node[Lease] | None = None  # the node whose state is lent
     loan: Loan | None = None
     copy_source: int | None = None  # the shared page that forward copies before the grant writes to it
     fill: LowerCopy | None = None  # the copy below the pool that the slot is filled from
-    named: bool = False  # whether the session's name was on the state that was moved
+    named: bool = False  # whether a state was moved to the grant, and had the session's name
     closing: bool = False  # whether the account closes as soon as its loans have ended
     tail: Tokens = b""  # the tokens between the node's end and the grant's position
-    checkpoints: dict[int, Kind] = field(default_factory=dict)  # position → kind, where a slot was given for one
-    marks: set[int] = field(default_factory=set)  # positions at which other Acquires wait for its state
-    passed: set[int] = field(default_factory=set)  # positions at which its state will not come
+    checkpoints: dict[int, Kind] = field(default_factory=dict)  # kind by position, of checkpoints that have a slot
+    marks: set[int] = field(default_factory=set)  # positions at which other Acquires wait for this grant's state
+    passed: set[int] = field(default_factory=set)  # positions at which this grant will not donate its state
 
     @property
     def grant(self) -> int:
@@ -38,22 +38,22 @@ class Account:
         return self.acquire.session
 
     def pass_by(self, position: int) -> None:
-        """Note that no state will come at this position."""
+        """Note that this grant will not donate its state at this position."""
         self.marks.discard(position)
         self.passed.add(position)
 
     @property
     def position(self) -> int:
-        """The position of the grant's last Donate; before the first one, that of the state from which it resumes."""
+        """The position of the grant's last Donate, or of the state that it resumed from if there was no Donate yet."""
         return self.node.end + count(self.tail)
 
     @property
     def on_loan(self) -> bool:
-        """Whether forward has still to copy a state or a page for this grant."""
+        """Whether forward still has to copy a state or a page for this grant."""
         return self.loan is not None or self.copy_source is not None or self.fill is not None
 
     def origin(self, moved: bool, read: bool) -> Origin:
-        """Return where the state was from which the grant resumes. read: its copy was read from disk."""
+        """Return where the state that the grant resumes from was found. read: whether its copy was read from disk."""
         if self.fill is not None:
             return "disk" if read else "host"
         if moved:

@@ -1,4 +1,4 @@
-"""The cache: free slots, the radix tree of states, page counts. Decides what is matched, granted and evicted."""
+"""The cache actor: it owns free slots, the radix tree and page counts, and decides what is granted and evicted."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -52,9 +52,9 @@ from baton.actors.tokens import count, cut
 
 MAX_TREE_TOKENS = 1 << 22
 WORTH_WAITING = 64
-# An Acquire that waits for room may be overtaken by this many that find some; then all after it wait.
+# How many later Acquires may be granted before one that waits for a slot or pages. After that, all later ones wait too.
 MAX_OVERTAKING = 8
-# Acquires that wait for room and are tried again each time; the others are tried when one of these is granted.
+# After this many Acquires have found no slot or pages in one `act`, no further Acquire is tried in that `act`.
 MAX_BLOCKED = 4
 
 
@@ -62,8 +62,8 @@ MAX_BLOCKED = 4
 class Cache:
     """The cache actor. It owns the free slots, the radix tree with its pages, and the accounts of open grants.
 
-    The eviction policy and the tiers below the pool are given to it: see `EvictionPolicy` and `Tiers`, and
-    `make_cache`, which makes a cache with those of the server.
+    The eviction policy and the tiers below the pool are arguments: see `EvictionPolicy` and `Tiers`. The function
+    `make_cache` makes a cache with the policy and the tiers of the server.
     """
 
     send: Send
@@ -71,8 +71,8 @@ class Cache:
     tree: RadixTree[Lease]
     eviction: EvictionPolicy
     tiers: Tiers
-    max_tree_tokens: int = MAX_TREE_TOKENS  # a larger tree loses leaves; pages bound it too, if there are any
-    worth_waiting: int = WORTH_WAITING  # shared prefixes of at most this many tokens are computed twice
+    max_tree_tokens: int = MAX_TREE_TOKENS  # leaves of a tree with more tokens are dropped, even if pages are free
+    worth_waiting: int = WORTH_WAITING  # an Acquire waits for another grant's state only if it saves more tokens
     counters: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -152,8 +152,9 @@ class Cache:
     def _serve(self) -> None:
         """Answer parked Acquires, the most urgent first, but none while a running row waits for a page.
 
-        An Acquire that waits for room lets smaller ones pass, at most MAX_OVERTAKING of them. One that waits for its
-        copy, its predecessor or its leader does not hold up any other.
+        An Acquire that waits for a slot or pages is overtaken by at most MAX_OVERTAKING later ones that need less. An
+        Acquire that waits for a copy, for its predecessor (its request's previous grant) or for its leader (see
+        `Together`) is skipped, and delays no other.
         """
         self.allocator.grant_waits_for_slot = False
         blocked: list[Parked] = []
@@ -179,7 +180,7 @@ class Cache:
         return parked
 
     def _answer(self, parked: Parked) -> Wait | None:
-        """Grant or refuse an Acquire, or return what it waits for."""
+        """Grant or refuse an Acquire and return None, or return what the Acquire has to wait for."""
         acquire = parked.acquire
         need = self.pages.cover(count(acquire.tokens) + 1)
         if need > len(self.pages.grant_refs):
@@ -197,11 +198,11 @@ class Cache:
         if self._grant(parked, match, below, need):
             return None
         if had_state and match.node.state is None and not self.tiers.exporting:
-            return self._answer(parked)  # The matched state was evicted to make room, so a slot is free now.
+            return self._answer(parked)  # The matched state itself was evicted, so a slot is free now: match again.
         if self.accounts or self.tiers.exporting:
             return Wait.ALLOCATION
-        # No other grant can free a slot or pages, so the matched path itself is blocking: its nodes are pinned while
-        # the grant is attempted. Retry from the root so that they can be evicted, then without the copy too.
+        # No other grant can free a slot or pages, so only the matched path is in the way: its nodes are pinned while
+        # the grant is attempted. Retry with a match at the root, so that they can be evicted; then without the copy.
         root = Match(self.tree.match(acquire.salt, b"", 0).node, match.tokens, "evicted")
         granted = root.node is not match.node and (
             (below is not None and self._grant(parked, root, below, need)) or self._grant(parked, root, None, need)
@@ -209,14 +210,14 @@ class Cache:
         return None if granted else Wait.ALLOCATION
 
     def _grant(self, parked: Parked, match: Match[Lease], below: LowerCopy | None, need: int) -> bool:
-        """Grant a slot and `need` pages, the match's whole pages among them; return False if there is no room.
+        """Grant a slot and `need` pages, including the match's whole pages; return False if slot or pages are missing.
 
-        below: the copy to fill the slot from, instead of the state that was matched in the tree
+        below: the copy to fill the slot from; None: use the state that was matched in the tree
         """
         acquire, node = parked.acquire, match.node
         table = self.tree.page_table(node)
         whole = node.end // self.pages.size if table else 0
-        # If the match ends inside a page the grant gets a copy of that page, unless it is filled from below anyway.
+        # If the match ends inside a page, the grant needs its own copy of the page. A copy from below the pool has one.
         copy_source = table[whole] if whole < len(table) and below is None else None
         shared = table[:whole] if copy_source is None else table[: whole + 1]
         # Hold the path and its pages first, so that making room cannot evict them.
@@ -246,13 +247,13 @@ class Cache:
         return True
 
     def _open(self, account: Account) -> None:
-        """Open a grant's account, and mark its path as used. A state that is copied below is used there, not here."""
+        """Open a grant's account, and mark its path as used; count a use of the state only if the state is lent."""
         self.accounts[account.grant] = account
         self.tree.touch(account.node, with_state=account.loan is not None)
         claim_hinted(account, self.eviction)
 
     def _granted(self, parked: Parked, account: Account, match: Match[Lease], state: Lease, moved: bool) -> None:
-        """Count a grant and send Granted."""
+        """Update the counters for a grant, and send Granted."""
         acquire, position = parked.acquire, account.position
         length, known = count(acquire.tokens), max(match.tokens, position)
         self.counters["prefix_cache_queries"] += length
@@ -281,7 +282,7 @@ class Cache:
         )
 
     def _give_spares(self, want: Want) -> None:
-        """Answer a Want: a slot for each checkpoint that is worth one."""
+        """Answer a Want with Spare, which carries a slot for each checkpoint that is worth one."""
         account = self.accounts.get(want.grant)
         leases: list[Lease] = []
         denied: list[int] = []
@@ -299,7 +300,7 @@ class Cache:
     def _donate(self, donate: Donate, ends: bool) -> None:
         """Cache a donated state, unless its path was flushed or its position contradicts its tokens (a bug elsewhere).
 
-        ends: whether it is the state at the end of the request, not a checkpoint
+        ends: whether the state is at the end of the request; otherwise it is a checkpoint
         """
         account = self.accounts[donate.grant]
         account.marks.discard(donate.position)
@@ -317,10 +318,10 @@ class Cache:
             self._close(account)
 
     def _keep(self, account: Account, donate: Donate, ends: bool) -> None:
-        """Insert the tokens of a donated state into the tree, and cache the state if there is none yet."""
+        """Insert the tokens of a donated state into the tree, and cache the state if its node has none yet."""
         node = self.tree.insert(account.node, account.tail + donate.tokens, account.pages)
         account.tail = b""
-        node.pins += 1  # before the old node is unpinned, which may forget its root
+        node.pins += 1  # Pin first: if the old node is the same root, `unpin` would forget it.
         self.tree.unpin(account.node)
         account.node = node
         kind = (
@@ -349,7 +350,7 @@ class Cache:
         self._close(account)
 
     def _name(self, account: Account) -> None:
-        """Move the session's name to the deepest state of the turn that is in the tree."""
+        """Move the session's name to the deepest cached state on the turn's path."""
         node = self._last_state(account)
         if node is not None:
             self.tiers.bind(account.session, node)
@@ -361,7 +362,7 @@ class Cache:
         return next((step for step in path_to_root(account.node) if step.state is not None), None)
 
     def _undo(self, account: Account, state: Lease) -> None:
-        """Take back a grant that was not admitted. A state that was moved returns to its node, and its name too."""
+        """Take back a grant that was not admitted. A moved state returns to its node, with its session's name."""
         moved_from = account.node if account.loan is None and account.position and not account.tail else None
         if moved_from is not None and account.epoch == self.tree.epoch and moved_from.state is None:
             self.allocator.put_back(moved_from, state)
@@ -373,7 +374,7 @@ class Cache:
         self._close(account)
 
     def _end_loans(self, account: Account) -> None:
-        """End the loans of a grant whose copies are made, or which was returned."""
+        """End the loans of a grant: forward has made its copies, or the grant was returned unused."""
         if account.loan is not None and account.loan_node is not None:
             self.ledger.end_loan(account.loan)
             lent = self._flushed.get(account.loan_node)
@@ -434,7 +435,7 @@ class Cache:
     # Draining
 
     def _leaks(self) -> list[str]:
-        """Return a line for each slot and page that should be free or cached, and is not."""
+        """Return a description of each slot that is neither free nor cached or is still lent, and of each held page."""
         lost = [
             f"slot {slot}: {entry.place} by {entry.holder}"
             for slot, entry in enumerate(self.ledger.entries)

@@ -1,4 +1,4 @@
-"""Slots and pages for grants: the free ones, and those that the tree gives up for them."""
+"""Slots and pages for grants: free ones, and those that eviction frees."""
 
 from collections import Counter
 
@@ -12,10 +12,10 @@ from baton.actors.lease import Lease, Ledger, Place
 
 
 class Allocator:
-    """The source of state slots and KV pages. If too few are free it evicts states, and drops bare leaves of the tree.
+    """The source of state slots and KV pages. If too few are free, it evicts states and drops leaves without a state.
 
-    The eviction policy picks the states. The tiers may copy a state before its slot is free: then its slot and pages
-    can be had only when `Exported` has come, and the caller gets nothing until it tries again.
+    The eviction policy picks the states. The tiers may have to copy a state first. Its slot and pages are then free
+    only when `Exported` arrives: the caller gets nothing now, and has to try again.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Allocator:
         tiers: Tiers,
         counters: Counter[str],
     ) -> None:
-        self.grant_waits_for_slot = False  # if so, no slot is given to a checkpoint
+        self.grant_waits_for_slot = False  # while true, no checkpoint gets a slot
         self._ledger, self._pages, self._tree, self._eviction = ledger, pages, tree, eviction
         self._tiers, self._counters = tiers, counters
 
@@ -41,22 +41,22 @@ class Allocator:
     #                      └─── shared ───┘└─ fresh, `pages` = 3 ─┘
     #
     # Whole pages of the path are shared: the grant adds a reference and never writes to them. C is not full, and the
-    # grant will append to it, so forward copies it into the fresh page X first (`Granted.page_copy`); until then the
+    # grant would append to C, so forward first copies C into the fresh page X (`Granted.page_copy`); until then the
     # grant holds a reference to C too. X, Y and Z are the grant's alone until it donates a state. Then tree nodes name
-    # them as well, and when the account closes the nodes are left as their only holders. The state itself is copied
-    # from its slot into a fresh one, on loan, or its slot moves to the grant.
+    # these pages too, and after the account has closed only the nodes hold them. The state itself is lent, and copied
+    # into a fresh slot; or its own slot moves to the grant.
 
     def slot_and_pages(
         self, node: Node[Lease] | None, session: str, pages: int, reserve: int
     ) -> tuple[Lease, bool, list[int]] | None:
         """Return a slot, whether it is the slot of `node`'s own state, and fresh pages; None if either is missing.
 
-        Nothing is evicted for a grant that cannot follow.
+        Pages are checked first, so that no state is evicted for a grant that cannot get its pages.
 
         node: the node whose state the grant resumes from; None if it resumes from a copy below the pool
-        session: the session of the grant, which may take its own state along
+        session: the session of the grant; a state with this session's name alone may move to the grant
         pages: how many fresh pages the grant needs
-        reserve: pages to leave over, one for each open grant, which will soon need one
+        reserve: how many more pages must be left: one for each open grant, because its row will soon need one
         """
         if not self._has_pages(pages, reserve):
             return None
@@ -65,7 +65,7 @@ class Allocator:
             return None
         fresh = self.take_pages(pages)
         if fresh is None:
-            # The missing pages come back with a copy that is under way. A checkpoint must not get the slot meanwhile.
+            # The missing pages become free when a copy in progress is complete. Until then no checkpoint gets the slot.
             self.grant_waits_for_slot = True
             if lease is not None:
                 self._ledger.free(lease)
@@ -73,11 +73,11 @@ class Allocator:
         return lease if lease is not None else self._move(node), moves, fresh
 
     def _state_slot(self, node: Node[Lease] | None, session: str) -> tuple[Lease | None, bool]:
-        """Return a slot for a grant that resumes from `node`, or None and whether the state's own slot moves to it.
+        """Return a slot for a grant that resumes from `node`; or None, and whether the state's own slot moves to it.
 
-        In order: a free slot; the state's own slot, if that state is worth less than the next to be evicted or if
-        no other slot can be had; the slot of the next to be evicted. A state moves only if no other session is named
-        on it and it is not lent.
+        The choices in order: a free slot; the slot of `node`'s state, if that state is worth less than the next one to
+        be evicted; the slot of the next one to be evicted; the slot of `node`'s state, if no other can be had. A state
+        moves only if it is not lent and no other session has its name on it.
         """
         lease = self._ledger.take("cache")
         if lease is not None:
@@ -88,12 +88,12 @@ class Allocator:
             return None, True
         if other is not None:
             self._evict(other)
-            lease = self._ledger.take("cache")  # None if a copy of the other state has to be made first
+            lease = self._ledger.take("cache")  # None if the evicted state must be copied before its slot is free
             if lease is None and can_move:
                 return None, True
         elif node is not None and self._is_evictable(node) and not self._tiers.exporting:
-            # The only state that can go is the one to resume from, and another session is named on it. It is evicted,
-            # and the Acquire is matched again: it resumes from the copy that is left, or from a state further up.
+            # Only the state to resume from can be evicted, and it cannot move: another session's name is on it. Evict
+            # it. The Acquire is then matched again, and resumes from the state's copy or from a state further up.
             self._evict(node)
         self.grant_waits_for_slot |= lease is None
         return lease, False
@@ -105,16 +105,16 @@ class Allocator:
         return self._tree.take_state(node)
 
     def put_back(self, node: Node[Lease], lease: Lease) -> None:
-        """Cache a state again that was moved to a grant and not used."""
+        """Return a moved state to its node: its grant was given back unused."""
         self._ledger.cache(lease, node.id)
         self._tree.set_state(node, lease)
         self._eviction.stored(node, node.kind)
 
     def checkpoint_slot(self, account: Account, position: int, kind: Kind) -> Lease | None:
-        """Return a slot for a checkpoint: a free one, or that of a state which is worth less and needs no copy first.
+        """Return a slot for a checkpoint: a free slot, or that of a state which is worth less and needs no copy first.
 
-        None while a grant waits for a slot, or if the checkpoint is not worth one. If other Acquires wait for the
-        checkpoint it is worth more than any state.
+        Return None while a grant waits for a slot, or if the checkpoint is not worth one. A checkpoint that other
+        Acquires wait for is worth more than any state.
         """
         lease = None
         if not self.grant_waits_for_slot:
@@ -128,10 +128,11 @@ class Allocator:
         return lease
 
     def _is_free_for(self, account: Account, position: int, kind: Kind) -> bool:
-        """Return whether a checkpoint may have a free slot, if there is one.
+        """Return whether a checkpoint may take a free slot, if there is one.
 
-        The last free slots are the tiers' reserve for grants. A checkpoint that takes one makes the tiers evict the
-        next state to go, so it has to be worth more than that, unless evicting costs no copy.
+        The last free slots are the tiers' reserve for grants. If a checkpoint takes one of them, the tiers copy and
+        evict another state to refill the reserve. So the checkpoint must be worth more than that state. If the state
+        needs no copy, the reserve is not refilled ahead of need, and the checkpoint may take the slot.
         """
         if self._ledger.counts[Place.FREE] > self._tiers.slot_reserve:
             return True
@@ -150,7 +151,7 @@ class Allocator:
         return position in account.marks or self._eviction.admits(kind, above, position, other)
 
     def _has_pages(self, count: int, reserve: int) -> bool:
-        """Return whether `count` pages are free or can be evicted, and `reserve` more would be left."""
+        """Return whether `count` pages are free or can be freed by eviction, with `reserve` more pages to spare."""
         pages = self._pages
         if not count or pages.free >= count + reserve:
             return True
@@ -159,9 +160,9 @@ class Allocator:
     def _can_evict(self, missing: int) -> bool:
         """Return whether eviction can free `missing` pages.
 
-        Go through the tree as eviction would, descendants before ancestors, and stop as soon as there are enough. A
-        node can be dropped if it has no pins and all its children can; a page is freed with the last node that names
-        it, if no grant holds it.
+        Go through the tree as eviction would, descendants before ancestors, until enough pages are found. A node can be
+        dropped if it has no pins and all its children can be dropped. A page becomes free with the last node that names
+        it, unless a grant holds it.
         """
         pages, dropped, unnamed = self._pages, set[Node[Lease]](), Counter[int]()
         for node in self._tree.nodes:
@@ -176,10 +177,10 @@ class Allocator:
         return missing <= 0
 
     def take_pages(self, count: int) -> list[int] | None:
-        """Return `count` pages, evicting leaves as needed; None if too few can be had now.
+        """Return `count` pages, dropping leaves as needed; None if eviction cannot free enough pages now.
 
-        The pages of a state that is being copied come back later, so while one is, only leaves are dropped that free
-        a page at once.
+        While a state is being copied out of the pool, its pages will soon be free. Until then only leaves are dropped
+        that free a page at once.
         """
         while self._pages.free < count:
             if not self.evict_leaf(for_page=self._tiers.exporting):
@@ -189,7 +190,7 @@ class Allocator:
     def evict_leaf(self, for_page: bool = False) -> bool:
         """Drop a leaf that no grant has pinned; return whether there was one.
 
-        Leaves without a state go first, then the leaf whose state is the next to be evicted.
+        Leaves without a state are dropped first, then the leaf whose state is the next to be evicted.
 
         for_page: drop only a leaf that frees a page at once
         """
@@ -203,7 +204,7 @@ class Allocator:
         return leaf is not None
 
     def _frees_page(self, leaf: Node[Lease]) -> bool:
-        """Return whether a page is free as soon as this leaf is dropped."""
+        """Return whether dropping this leaf frees a page at once."""
         pages = self._pages
         is_last = any(pages.node_refs[page] == 1 and not pages.grant_refs[page] for page in leaf.pages)
         return is_last and not (leaf.state is not None and self._tiers.is_to_copy(leaf))
@@ -217,12 +218,13 @@ class Allocator:
         self._tree.remove(leaf)
 
     def _next_to_evict(self, keep: Node[Lease] | None = None, at_once: bool = False) -> Node[Lease] | None:
-        """Return the node whose state gives up its slot next; None if none can.
+        """Return the node whose state is to be evicted next; None if no state can be evicted.
 
-        While one state is being copied down no second copy is begun: then only states that need none are considered.
+        While a state is being copied out of the pool, no eviction begins a second copy. Until then only states that
+        need no copy are considered.
 
-        keep: a node that is not to be chosen
-        at_once: consider only states whose slot is free at once
+        keep: a node that must not be chosen
+        at_once: consider only states that need no copy, so that their slots are free at once
         """
         at_once = at_once or self._tiers.exporting
         return self._eviction.next_to_evict(

@@ -1,4 +1,4 @@
-"""The seam to the eviction policy, and two plain policies: least recently used, and none."""
+"""The interface to the eviction policy, and two plain policies: least recently used, and no caching at all."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
@@ -13,16 +13,16 @@ def any_node(node: Node[Any]) -> bool:
 
 
 class EvictionPolicy(Protocol):
-    """The choice of which cached state gives up its slot next, and of which states are worth a slot at all.
+    """The interface that decides which cached state is evicted next, and which states are worth a slot at all.
 
-    The cache asks the questions of the first part, and reports everything that happens to a state with the methods of
-    the second. A policy never takes a state out of the tree: the cache does so, and then reports `evicted`.
+    The cache calls the methods under "Questions" to decide. It calls those under "Reports" for everything that happens
+    to a state. An eviction policy never takes a state out of the tree: the cache does so, and reports `evicted`.
 
     The life of a state, as the reports describe it::
 
-        donated ──▶ stored ──▶ resumed* ──▶ evicted ──▶ missed       a request would have resumed from it
-                      │                        └──────▶ forgotten    its node has left the tree
-                      └─────▶ moved             a grant took the slot itself along; `stored` again if it comes back
+        donated ──▶ stored ──▶ resumed* ──▶ evicted ──▶ missed       a request would have resumed from the state
+                      │                        └──────▶ forgotten    the state's node has left the tree
+                      └─────▶ moved             the slot itself moved to a grant; `stored` again if it comes back unused
     """
 
     # Questions
@@ -31,59 +31,59 @@ class EvictionPolicy(Protocol):
         """Return whether a donated state is to be cached at `node`; otherwise its slot is freed at once."""
 
     def next_to_evict(self, may_go: Callable[[Node[Lease]], bool] = any_node) -> Node[Lease] | None:
-        """Return the node whose state goes next among those for which `may_go` is true; None if no state may go."""
+        """Return the node whose state is evicted next, of those for which `may_go` is true; None if there is none."""
 
     def admits(self, kind: Kind, start: int, end: int, instead: Node[Lease]) -> bool:
         """Return whether a checkpoint is worth more than the cached state of `instead`, which would be evicted for it.
 
         kind: what the checkpoint is taken for
-        start: position of the next state above it on its path, from which it would have to be computed otherwise
-        end: its own position
+        start: position of the next state above the checkpoint, from which the checkpoint's state would be recomputed
+        end: position of the checkpoint
         """
 
     def outranks(self, node: Node[Lease], other: Node[Lease]) -> bool:
-        """Return whether a state from which a grant is about to resume is then worth more than the state of `other`."""
+        """Return whether the state of `node`, once a grant has resumed from it, is worth more than that of `other`."""
 
     def worth(self, node: Node[Lease]) -> float:
-        """Return a number for people to compare states by: states with low numbers are evicted first."""
+        """Return the worth of a state for debugging output: states with low numbers are evicted first."""
 
     def chances(self) -> Mapping[str, float]:
-        """Return, for each kind's label, the estimated probability that a new state is ever used; empty if unknown."""
+        """Return the estimated probability that a new state is ever used, by label of its kind; empty if unknown."""
 
     # Reports
 
     def end_kind(self, node: Node[Lease], prompt: int) -> Kind:
-        """Note that a request with a prompt of `prompt` tokens has ended at `node`; return the kind of its state."""
+        """Note that a request has ended at `node`; return the kind of its end state. prompt: length of its prompt."""
 
     def stored(self, node: Node[Lease], kind: Kind) -> None:
-        """Note that a state is now cached at `node`. kind: what it was taken for."""
+        """Note that a state is now cached at `node`. kind: the state's kind at first."""
 
     def duplicated(self, node: Node[Lease], kind: Kind) -> None:
-        """Note that another request has reached the state of `node`. Called before the node is touched."""
+        """Note that a state was donated that `node` has already. Called before the node's age is reset."""
 
     def requested(self, node: Node[Lease]) -> None:
-        """Note that a client has named the position of this cached state as one that it wants."""
+        """Note that a client has requested a state at the position of this cached state."""
 
     def resumed(self, node: Node[Lease]) -> None:
-        """Note that a grant copies this state. Called before the node is touched."""
+        """Note that a grant copies this state. Called before the state's age is reset."""
 
     def moved(self, node: Node[Lease]) -> None:
-        """Note that a grant takes the slot of this state along."""
+        """Note that the slot of this state moves to a grant."""
 
     def evicted(self, node: Node[Lease], copied: bool = False) -> None:
-        """Note that this state leaves its slot. copied: a copy of it exists in a lower tier."""
+        """Note that this state leaves its slot. copied: whether a copy of it exists or is made below the pool."""
 
     def missed(self, node: Node[Lease], copied: bool = False) -> None:
-        """Note that a grant would have resumed from the state that this node had. copied: it resumes from its copy."""
+        """Note that a grant would have resumed from this node's evicted state. copied: whether a copy replaces it."""
 
     def forgotten(self, node: Node[Lease]) -> None:
-        """Note that this node is about to leave the tree: whether its former state is missed will not be known."""
+        """Note that this node is about to leave the tree. Its evicted state cannot be reported as missed any more."""
 
     def renamed(self, node: Node[Lease]) -> None:
-        """Note that a session's name has come to the state of this node, or has left it."""
+        """Note that a session's name was put on the state of this node, or removed from it."""
 
     def cleared(self, nodes: Collection[Node[Lease]]) -> None:
-        """Note that the tree was flushed. nodes: those that had states."""
+        """Note that the tree was flushed. nodes: the nodes that had states."""
 
 
 class LeastRecentlyUsed:
@@ -145,11 +145,11 @@ class LeastRecentlyUsed:
 
 
 class NoEviction(LeastRecentlyUsed):
-    """The policy that evicts nothing, because it caches nothing: donated states are freed, all prompts computed whole.
+    """The policy that caches nothing: donated states are freed at once, and every prompt is computed as a whole.
 
-    A policy that cached states and never gave them up would let one prompt after another take a slot for ever, until
-    no request could run. Without cached states every slot comes back when its request ends, so a request that finds
-    none free has to wait only for those that run.
+    A policy that cached states but never evicted them would lose one slot after another, until no request could run.
+    Without cached states every slot is free again when its request ends. So a request that finds no free slot only
+    waits for running requests.
     """
 
     def keeps(self, node: Node[Lease], kind: Kind) -> bool:

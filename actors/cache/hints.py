@@ -7,7 +7,7 @@ from baton.actors.kinds import Kind
 
 
 def claim_hinted(account: Account, eviction: EvictionPolicy) -> None:
-    """Report to the policy every state on the grant's path whose position the client has named."""
+    """Report to the eviction policy each state on the grant's path at a position that the client has requested."""
     positions = account.acquire.checkpoints
     for step in path_to_root(account.node) if positions else ():
         if step.state is not None and step.end in positions:
@@ -15,7 +15,7 @@ def claim_hinted(account: Account, eviction: EvictionPolicy) -> None:
 
 
 def denied_positions(account: Account) -> list[int]:
-    """Return the positions on the grant's path that the client has named, and at which there is no state."""
+    """Return the positions on the grant's path that the client has requested, and at which there is no state."""
     positions = account.acquire.checkpoints
     if not positions:
         return []
@@ -24,5 +24,5 @@ def denied_positions(account: Account) -> list[int]:
 
 
 def end_kind(account: Account, kind: Kind) -> Kind:
-    """Return the kind of the state at a grant's end: `kind`, unless the client says that it will resume soon."""
+    """Return the kind of a request's end state: SOON if the client has said that it will resume soon, else `kind`."""
     return Kind.SOON if account.acquire.keep == "soon" else kind

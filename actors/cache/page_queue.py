@@ -12,11 +12,12 @@ from baton.actors.messages import Extended
 
 
 class PageQueue:
-    """The grants that wait for a page, in the order in which the scheduler asked for them.
+    """The grants whose rows wait for a page, in the order in which the scheduler requested the pages.
 
-    The scheduler retracts a row that `Extended` names as starved, so a grant is named only where waiting cannot help.
-    It is not named while its own copy is under way, which may give it the page that it copies from. No grant is named
-    while a state is copied out of the pool, which will free pages; an earlier report is then taken back.
+    The scheduler retracts a row if `Extended` reports starved grants, so a grant is reported only if waiting cannot
+    help it. It is not reported while forward copies its state or page: the copied page may be free afterwards. No grant
+    is reported while a state is copied out of the pool, which frees pages: a report without grants then replaces the
+    earlier one.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class PageQueue:
         self._must_report = True
 
     def leave(self, grant: int) -> None:
-        """Note that this grant's account is closed, which may have freed pages for others."""
+        """Note that this grant's account is closed, which may have freed pages for other grants."""
         self._waiting.pop(grant, None)
         self._must_report |= bool(self._waiting)
 
@@ -49,7 +50,7 @@ class PageQueue:
         self._must_report |= grant in self._waiting
 
     def give(self) -> None:
-        """Give a page to each grant in order as long as there are any, and report the grants that are starved."""
+        """Give one page to each waiting grant, in order, while pages last; report the grants that are starved."""
         fed: list[GrantPages] = []
         for grant in list(self._waiting):
             pages = self._allocator.take_pages(1) or self._take_from_own_path(self._accounts[grant])
@@ -68,10 +69,11 @@ class PageQueue:
             self._send("scheduler", Extended(fed, starved))
 
     def _take_from_own_path(self, account: Account) -> list[int] | None:
-        """Free a page by dropping the end of the grant's own path from the tree; None unless the grant is alone.
+        """Return a page freed by dropping the end of the grant's own path from the tree; None if other grants are open.
 
-        The grant holds all pages of its path itself, so it loses nothing. The path's nodes may name further pages:
-        duplicates, where a Donate found the path in the tree already. So a grant that is alone can use the whole pool.
+        The grant holds all pages of its own page table, so it loses nothing. Nodes of its path may name duplicates of
+        these pages: a Donate that finds its tokens in the tree keeps the nodes' pages. With the duplicates freed, a
+        grant that is alone can use the whole pool.
         """
         alone = len(self._accounts) == 1 and not self._tiers.exporting
         while alone and account.epoch == self._tree.epoch and not account.on_loan:

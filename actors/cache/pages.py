@@ -1,14 +1,14 @@
-"""KV pages by number: which are free, and how many grants and tree nodes hold each of the others."""
+"""KV pages by number: which pages are free, and how many grants and tree nodes refer to each of the others."""
 
 from collections.abc import Iterable
 
 
 class PageError(Exception):
-    """A page that is free was used, or too many pages were asked for."""
+    """Misuse of the page pool: a free page was shared or released, or more pages were taken than are free."""
 
 
 class PagePool:
-    """Reference counts of `count` pages of `size` positions each. Only the cache keeps any.
+    """Reference counts of `count` pages of `size` positions each. Only the cache actor counts references.
 
     A page is free when neither a grant nor a tree node refers to it.
     """
@@ -17,7 +17,7 @@ class PagePool:
         self.size = size
         self.grant_refs = [0] * count  # for each page, the number of open grants that hold it
         self.node_refs = [0] * count  # for each page, the number of tree nodes that name it
-        self.used = 0  # pages that grants hold
+        self.used = 0  # number of pages that at least one grant holds
         self._free = list(range(count - 1, -1, -1))
 
     def __len__(self) -> int:
@@ -29,11 +29,11 @@ class PagePool:
 
     @property
     def cached(self) -> int:
-        """Pages that only tree nodes refer to: the most that eviction can free."""
+        """The number of pages to which only tree nodes refer: eviction can free at most these."""
         return len(self.grant_refs) - len(self._free) - self.used
 
     def cover(self, tokens: int) -> int:
-        """Return how many pages this many positions need; 0 if the model has no attention."""
+        """Return how many pages `tokens` positions need; 0 if the model has no attention."""
         return -(-tokens // self.size) if self.grant_refs else 0
 
     def take(self, count: int) -> list[int]:
@@ -47,14 +47,17 @@ class PagePool:
         return pages
 
     def add_grant_refs(self, pages: Iterable[int]) -> None:
-        """Add a grant that holds these pages, which must not be free."""
+        """Count one more grant for each of these pages; raise PageError if one of them is free."""
         for page in pages:
             self._check(page)
             self.used += not self.grant_refs[page]
             self.grant_refs[page] += 1
 
     def drop_grant_refs(self, pages: Iterable[int]) -> None:
-        """Remove a grant that holds these pages; free those that nothing else refers to."""
+        """Count one grant less for each of these pages, and free each page that is no longer referred to.
+
+        Raise PageError if no grant holds one of them.
+        """
         for page in pages:
             if not self.grant_refs[page]:
                 raise PageError(f"no grant holds page {page}")
@@ -63,13 +66,16 @@ class PagePool:
             self._reclaim(page)
 
     def add_node_refs(self, pages: Iterable[int]) -> None:
-        """Add a tree node that names these pages, which must not be free."""
+        """Count one more tree node for each of these pages; raise PageError if one of them is free."""
         for page in pages:
             self._check(page)
             self.node_refs[page] += 1
 
     def drop_node_refs(self, pages: Iterable[int]) -> None:
-        """Remove a tree node that names these pages; free those that nothing else refers to."""
+        """Count one tree node less for each of these pages, and free each page that is no longer referred to.
+
+        Raise PageError if no node names one of them.
+        """
         for page in pages:
             if not self.node_refs[page]:
                 raise PageError(f"no node names page {page}")

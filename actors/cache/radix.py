@@ -1,6 +1,6 @@
 """The radix tree of token sequences: each node names the KV pages of its edge and may keep the state at its end.
 
-In the tree of the pool a state is a lease. The tiers keep a second tree, of the copies below the pool.
+In the pool's tree a state is a lease. The tiers keep a second tree, whose states are copies in host memory or files.
 """
 
 from collections import OrderedDict
@@ -19,74 +19,74 @@ MOST_TELLING_FIRST: tuple[MissReason, ...] = ("evicted", "denied", "misaligned",
 
 @dataclass(eq=False, slots=True)
 class Node(Generic[S]):
-    """The tokens [start, end) of a path, and perhaps the state at `end`."""
+    """A node of the tree: the tokens [start, end) of a path, and perhaps the state at `end`."""
 
     id: int
     tokens: Tokens
     start: int
     parent: "Node[S] | None"
-    pages: list[int]  # cover [start, end); the first one may begin with entries of the path above
-    children: "dict[bytes, Node[S]]" = field(default_factory=dict)  # by first token
+    pages: list[int]  # KV pages of [start, end); the first page may begin with the entries of tokens before `start`
+    children: "dict[bytes, Node[S]]" = field(default_factory=dict)  # by the first token of each child
     state: S | None = None
-    sessions: set[str] = field(default_factory=set)  # names of the sessions that resume from its state
-    pins: int = 0  # open grants whose account is at this node
-    evicted: bool = False  # whether the state that it had was evicted
-    used: int = 0  # the clock's value when its state was used last
-    kind: Kind = Kind.NEW  # of its state
-    since: int = 0  # the state's age, in uses, when it became of this kind
-    ended: bool = False  # whether a request has ended here
-    ways: int = 0  # how many grants have copied its state
-    denied: frozenset[int] = frozenset()  # positions of its tokens where a client wanted a state and none was kept
-    salt: str = ""  # set on roots only
+    sessions: set[str] = field(default_factory=set)  # ids of the sessions that have their name on this node's state
+    pins: int = 0  # number of open grants whose account refers to this node
+    evicted: bool = False  # whether this node's last state was evicted
+    used: int = 0  # the clock's value when this node's state was last used
+    kind: Kind = Kind.NEW  # the kind of this node's state
+    since: int = 0  # the state's age, in uses of the pool (see Clock), when it became of this kind
+    ended: bool = False  # whether a request has ended at `end`
+    ways: int = 0  # how many grants have copied this node's state
+    denied: frozenset[int] = frozenset()  # positions in (start, end] where a client wanted a state and none was kept
+    salt: str = ""  # the namespace of all paths below the root; set on roots only
 
     @property
     def end(self) -> int:
         return self.start + count(self.tokens)
 
 
-# A node of the tiers' own tree. The cache hands it back to the tiers, and looks only at its `end`.
+# A copy below the pool: a node of the tiers' own tree. The cache reads only its `end`, and hands the node to the tiers.
 LowerCopy: TypeAlias = Node[Any]
 
 
 @dataclass(slots=True)
 class Clock:
-    """The clock by which the age of states is counted."""
+    """The clock that measures the age of states. It counts uses of the pool, not seconds."""
 
-    uses: int = 0  # how often states were used or stored
+    uses: int = 0  # how often any state was used or stored
 
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[S]):
-    """How far the tree knows some tokens, and the deepest state on their path that may be used."""
+    """The result of a lookup: how many leading tokens the tree knows, and the deepest usable state on their path."""
 
-    node: Node[S]  # the node of that state, or the root if there is none
+    node: Node[S]  # the node of the deepest usable state, or the root if there is none
     tokens: int  # how many leading tokens the tree knows
     miss_reason: MissReason
-    """Why the state is not deeper, empty if it is as deep as tokens and limit allow:
+    """Why no deeper state can be used; empty if the state of `node` is at the last known token or at the limit:
 
     evicted: there was a deeper state, which was evicted
     denied: a client asked for a deeper state, and it was not kept
     misaligned: the next state lies beyond the shared tokens or beyond the limit
     never_kept: no deeper state was ever kept
     """
-    lost: Node[S] | None = None  # the node of the deepest usable state that was evicted, if deeper than `node`
-    parts: bool = False  # whether the tree goes on after `tokens`, but with other tokens
+    lost: Node[S] | None = None  # the deepest node after `node` whose state was evicted and would have been usable
+    parts: bool = False  # whether tree and sequence both continue after the known `tokens`, but with different tokens
 
 
 class RadixTree(Generic[S]):
     """A radix tree of token sequences with states of type S at its nodes, and one root for each salt."""
 
     def __init__(self, pages: PagePool, clock: Clock | None = None) -> None:
-        """clock: shared by the pool's tree and the tree of copies; None: a clock of its own."""
+        """clock: the clock of another tree, to share it (the tree of copies shares the pool's); None: a new clock."""
         self.pages = pages
         self.clock = clock or Clock()
         self.roots: dict[str, Node[S]] = {}
-        # The next three are in order of use, the least recent first. In `nodes` descendants precede their ancestors.
+        # `nodes`, `states`, `bare`: in order of use, the least recent first. In `nodes` descendants precede ancestors.
         self.nodes: OrderedDict[Node[S], None] = OrderedDict()  # all but the roots
         self.states: OrderedDict[Node[S], None] = OrderedDict()  # the nodes that keep a state
         self.bare: OrderedDict[Node[S], None] = OrderedDict()  # the leaves without a state
-        self.tokens = 0  # on all edges
-        self.epoch = 0  # how often the tree was cleared; nodes of an older epoch are no longer part of it
+        self.tokens = 0  # number of tokens of all nodes
+        self.epoch = 0  # how often the tree was cleared; nodes of an older epoch are no longer in the tree
         self._next_id = 0
 
     @property
@@ -94,7 +94,7 @@ class RadixTree(Generic[S]):
         return self.clock.uses
 
     def match(self, salt: str, tokens: Tokens, limit: int) -> Match[S]:
-        """Find the deepest state at or before `limit` on the path of `tokens`, and how far the tree knows them."""
+        """Find the deepest state at or before `limit` on the path of `tokens`, and how many of them the tree knows."""
         node = best = self._root(salt)
         known = 0
         miss_reason: MissReason = ""
@@ -118,9 +118,9 @@ class RadixTree(Generic[S]):
         return node if node is not None and node.state is not None else None
 
     def page_table(self, node: Node[S]) -> list[int]:
-        """Return the page of each page index from the root to node's end.
+        """Return the page table of the path to `node`: the page at each page index, from the root to the node's end.
 
-        Where two nodes share a page index the deeper node's page counts: it holds the entries of both.
+        Where two nodes share a page index, the table has the deeper node's page: it holds the entries of both nodes.
         """
         table: list[int] = []
         for step in reversed(list(path_to_root(node))):
@@ -130,10 +130,10 @@ class RadixTree(Generic[S]):
         return table
 
     def insert(self, node: Node[S], tokens: Tokens, table: list[int]) -> Node[S]:
-        """Return the node that ends `tokens` after `node`, adding what the tree lacks of that path.
+        """Return the node at the end of `tokens`, which continue from `node`; add nodes where that path is missing.
 
-        table: the page of each page index from the root on. A new node names those of its own range; where the path
-        exists already its pages stay.
+        table: the page table of the whole path. A new node names the pages of its own range. Nodes that exist already
+        keep their pages.
         """
         begin, goal = node.end, node.end + count(tokens)
         while node.end < goal:
@@ -165,9 +165,9 @@ class RadixTree(Generic[S]):
             step.denied |= {position for position in positions if step.start < position <= step.end}
 
     def touch(self, node: Node[S], with_state: bool = True) -> None:
-        """Mark the path to `node` as used now, and its state too if `with_state`.
+        """Mark the path to `node` as used now, and the state of `node` too if `with_state`.
 
-        The node next to the root becomes the most recent one, so that leaves are evicted before what they hang on.
+        The node next to the root becomes the most recent one, so that leaves are evicted before their ancestors.
         """
         for step in path_to_root(node):
             if step.parent is not None:
@@ -183,7 +183,7 @@ class RadixTree(Generic[S]):
         self._trim(node)
 
     def remove(self, node: Node[S]) -> None:
-        """Take a leaf without a state out of the tree. Its pins move to its parent, where their grants continue."""
+        """Remove a leaf that has no state. Its parent takes over its pins: the caller has moved the accounts there."""
         assert node.parent is not None and not node.children and node.state is None
         node.parent.pins += node.pins
         del node.parent.children[node.tokens[:WIDTH]]
@@ -194,7 +194,7 @@ class RadixTree(Generic[S]):
         self._trim(node.parent)
 
     def clear(self) -> list[Node[S]]:
-        """Begin a new epoch with an empty tree; return the nodes of the old one that keep a state."""
+        """Begin a new epoch with an empty tree; return the nodes of the old epoch that have a state."""
         stateful = list(self.states)
         for node in self.nodes:
             self.pages.drop_node_refs(node.pages)
@@ -221,7 +221,7 @@ class RadixTree(Generic[S]):
             self.bare[node] = None
 
     def _trim(self, node: Node[S]) -> None:
-        """Forget a root without children and pins."""
+        """Forget `node` if it is a root without children and pins."""
         if node.parent is None and not node.children and not node.pins and self.roots.get(node.salt) is node:
             del self.roots[node.salt]
 
@@ -234,11 +234,11 @@ class RadixTree(Generic[S]):
     #       its pages                     [  C          ] [  D  .  ]  C holds 4 to 7: the grant copied 4 and 5 from B
     #       pages after   [      A      ] [  C  .  .  ]               the path above names C, and B loses a reference
     #
-    # Every node above that has entries in that page names C from now on, so that B is freed if nothing else uses it.
-    # The first page of a leaf that begins at a page boundary holds nothing of the path above, and nothing changes.
+    # Every node above with entries at page index 1 names C from now on, so that B is freed if nothing else uses it.
+    # If a leaf begins at a page boundary, its first page holds no entries of the path above, and nothing changes.
 
     def _extend(self, node: Node[S], tokens: Tokens, pages: list[int]) -> Node[S]:
-        """Add a leaf below `node`. The nodes above that share the leaf's first page index name its page instead."""
+        """Add a leaf below `node`. Nodes above with entries at its first page index name the leaf's page instead."""
         size = self.pages.size
         first = node.end // size
         for step in path_to_root(node):
@@ -264,7 +264,7 @@ class RadixTree(Generic[S]):
     def _split(self, node: Node[S], length: int) -> Node[S]:
         """Cut `node` after its first `length` tokens; return the new upper half.
 
-        `node` itself stays the lower half and keeps its state. A cut inside a page leaves that page named by both.
+        `node` becomes the lower half and keeps its state. If the cut is inside a page, both halves name that page.
         """
         parent, at = node.parent, node.start + length
         assert parent is not None
@@ -296,7 +296,7 @@ def _miss_reason(node: Node[S], usable: int) -> MissReason:
 
 
 def _worse(one: MissReason, other: MissReason) -> MissReason:
-    """Return the more informative of two reasons on one path."""
+    """Return the more informative of two miss reasons."""
     return next(reason for reason in MOST_TELLING_FIRST if reason in (one, other))
 
 
@@ -314,6 +314,6 @@ def tokens_to(node: Node[S]) -> Tokens:
 
 
 def root_of(node: Node[S]) -> Node[S]:
-    """Return the root of the tree that `node` is in, which knows the salt."""
+    """Return the root above `node`. Only the root knows the salt."""
     *_, root = path_to_root(node)
     return root

@@ -1,4 +1,4 @@
-"""The seam to the tiers below the pool of state slots, and a plain implementation without any."""
+"""The interface to the tiers below the pool of state slots, and a plain implementation without any tier."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -31,41 +31,41 @@ TierMessage: TypeAlias = Exported | Unmade | Written | Loaded | Cleared | Speeds
 class Tiers(Protocol):
     """The tiers below the pool of state slots: copies of states in host memory and files, and the sessions' names.
 
-    A state goes down when the cache evicts it (`evict`), and comes back when an Acquire finds its copy (`copy_for`)
-    and a grant's slot is filled from it (`lend`, `end_loan`). A session's name protects its state: the state is copied
-    before its slot is used again. So names belong to the tiers; without them a name protects nothing.
+    A state is copied when the cache evicts it (`evict`). The copy is used when an Acquire matches it (`copy_for`) and a
+    grant's slot is filled from it (`lend`, `end_loan`). A session's name protects its state: the state is copied before
+    its slot is used again. So names belong to the tiers: without tiers a name protects nothing.
 
-    The slot and pages of a state on its way down can be had again only when the copy is made. Until then `exporting`
-    is true: the cache waits for them, begins no second copy, and reports no row as starved.
+    While a state is being copied out of the pool, its slot and pages are not free, and `exporting` is true. Until the
+    copy is made, the cache waits for slot and pages, begins no second copy, and reports no row as starved.
     """
 
-    slot_reserve: int  # free slots that checkpoints leave to requests, as evicting a state that is copied takes a while
+    slot_reserve: int  # free slots that checkpoints leave to requests, because an eviction with a copy takes time
 
     @property
     def counters(self) -> Counter[str]:
-        """Events below the pool by name, for the metrics."""
+        """Counts of events below the pool, by name of the event, for the metrics."""
 
     @property
     def exporting(self) -> bool:
-        """Whether slots or pages are about to come back because a state is being copied down."""
+        """Whether a state is being copied out of the pool, so that its slot and pages will soon be free."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way and no command waits. `Drained` waits for this."""
+        """Whether no copy, read or write is in progress and no command waits. `Drained` is sent only then."""
 
     def figures(self) -> dict[str, int]:
-        """Return the number of copies and the bytes that they take: "host", "disk", "host_bytes", "disk_bytes"."""
+        """Return the number of copies ("host", "disk") and of their bytes ("host_bytes", "disk_bytes") in each tier."""
 
-    # Messages and the end of a turn of the actor
+    # Messages, and the cache's `act`
 
     def receive(self, message: TierMessage) -> None:
-        """Take in a report of forward, the disk or the device, or a command about a session's name."""
+        """Handle a report from forward, the disk or the device, or a command about a session's name."""
 
     def act(self) -> None:
-        """Carry out commands and move states down as limits demand. Called first in the cache's `act`."""
+        """Carry out commands, and evict or write states as the limits demand. Called first in the cache's `act`."""
 
     def keep_slots_free(self) -> None:
-        """Begin to copy down the next states to go, ahead of need. Called after all Acquires were looked at."""
+        """Evict, ahead of need, states that must be copied first. Called after the Acquires were answered."""
 
     def drain(self) -> None:
         """Begin to write everything that has to survive the process."""
@@ -76,21 +76,21 @@ class Tiers(Protocol):
         """Return whether evicting this state makes a copy first, so that its slot is not free at once."""
 
     def evict(self, node: Node[Lease]) -> None:
-        """Take a state that is not lent out of its slot, at once or when its copy is made."""
+        """Evict a state that is not lent. Its slot becomes free at once, or when a copy of the state is made."""
 
     def flush(self, nodes: Iterable[Node[Lease]]) -> None:
-        """Forget every copy. nodes: those whose states are forgotten with them."""
+        """Forget every copy. nodes: the nodes of the pool's tree whose states were forgotten by the same flush."""
 
     def finish_flush(self, ticket: int) -> None:
-        """Send Flushed(ticket) as soon as nothing from before the flush is left below."""
+        """Send Flushed(ticket) as soon as nothing from before the flush is left below the pool."""
 
     # Up
 
     def copy_for(self, parked: Parked, position: int) -> LowerCopy | None:
-        """Return the copy to resume from, if one lies beyond `position`; lend it to `parked`, and begin to load it."""
+        """Return a copy deeper than `position` to resume from, or None; lend it to `parked`, and begin to load it."""
 
     def release(self, parked: Parked) -> None:
-        """End the loan that `copy_for` gave to a parked Acquire, which is answered or cancelled."""
+        """End the loan that `copy_for` gave to a parked Acquire: the Acquire was answered or cancelled."""
 
     def is_ready(self, copy: LowerCopy) -> bool:
         """Return whether a slot can be filled from this copy now."""
@@ -102,28 +102,28 @@ class Tiers(Protocol):
         """Lend a copy to a grant whose slot is filled from it."""
 
     def end_loan(self, copy: LowerCopy) -> None:
-        """End the loan to a grant: its slot is filled, or never will be."""
+        """End the loan to a grant: the grant's slot is filled, or never will be."""
 
     def loan_ended(self, node: Node[Lease]) -> None:
-        """Note that a loan of this state of the pool has ended, so that it may go down."""
+        """Note that a loan of this node's state in the pool has ended. The state may now be copied out of the pool."""
 
     # Sessions
 
     def begin_turn(self, session: str, origin: Origin) -> None:
-        """Note that a grant of this session is open. Commands about the session wait until it ends."""
+        """Note that a grant of this session is open. Commands about the session wait until the grant is closed."""
 
     def end_turn(self, session: str, last: Node[Lease] | None) -> None:
-        """Note that a grant of this session is closed. last: the deepest state of its path, if any is left."""
+        """Note that a grant of this session is closed. last: the node of the deepest state left on the grant's path."""
 
     def bind(self, session: str, node: Node[Lease]) -> None:
-        """Put the name of an open session on this state."""
+        """Put the session's name on this node's state, if the session is open."""
 
     def take_name(self, session: str, node: Node[Lease]) -> bool:
-        """Take the session's name off a state that moves to the session's own turn; return whether it had it."""
+        """Remove the session's name from a state that moves to a grant of the session; return whether it was there."""
 
 
 class NoTiers:
-    """Nothing below the pool: an evicted state is lost, and a session resumes from what the tree still has."""
+    """The Tiers of a cache without any: evicted states are lost, and a session resumes from what the tree still has."""
 
     def __init__(self, send: Send, ledger: Ledger, tree: RadixTree[Lease], eviction: EvictionPolicy) -> None:
         self.slot_reserve = 0

@@ -1,4 +1,4 @@
-"""Requests that need what another one is computing: which waits for which grant, and at which position."""
+"""Acquires that wait for a state that an open grant is computing: which one waits for which grant and position."""
 
 from baton.actors.actor import Send
 from baton.actors.cache.account import Account
@@ -8,32 +8,32 @@ from baton.actors.lease import Lease
 from baton.actors.messages import Acquire, Mark
 from baton.actors.tokens import common_prefix, count, cut
 
-# An Acquire waits for at most this many grants, one after the other. After that it computes its prompt itself.
+# An Acquire waits for at most this many grants, one after the other. After that its request computes the prompt itself.
 MAX_LEADERS = 8
 
 
 class Together:
-    """The link between an Acquire that waits and its leader, a grant that computes a prefix which both prompts share.
+    """The links from waiting Acquires to their leaders: open grants that compute a prefix which both prompts share.
 
-    `Mark` asks the leader to keep its state where the two prompts part. If the leader ends before it gets there, the
-    first of the Acquires that wait for it computes, and the others wait for that one.
+    `Mark` asks for the leader's state at the position where the two prompts differ. If the leader ends before that
+    position, the first of its waiting Acquires is granted and computes the prefix. The others wait for that grant.
     """
 
     def __init__(self, send: Send, accounts: dict[int, Account], tree: RadixTree[Lease], least: int) -> None:
-        """accounts: the open grants, by id. least: prefixes of at most this many tokens are computed twice."""
+        """accounts: by grant. least: an Acquire waits for a leader's state only if it saves more tokens than this."""
         self._send, self._accounts, self._tree, self._least = send, accounts, tree, least
 
     def is_waiting(self, parked: Parked) -> bool:
-        """Return whether the state that this Acquire waits for may still come.
+        """Return whether the leader of this Acquire can still donate the state that the Acquire waits for.
 
-        It will not if the leader has ended or passed the position, or was granted before a flush: then its states are
-        freed instead of cached.
+        It cannot if it has ended, if it has passed the position, or if it was granted before a flush: states of such
+        grants are freed instead of cached.
         """
         account = self._accounts.get(parked.leader) if parked.leader is not None else None
         return account is not None and account.epoch == self._tree.epoch and parked.waits_at in account.marks
 
     def waits(self, parked: Parked, position: int) -> bool:
-        """Find a leader for an Acquire that could resume from `position` now; return whether it waits for one."""
+        """Find a leader for an Acquire that could resume from `position` now; return whether a leader was found."""
         parked.leader = None
         if parked.leaders == MAX_LEADERS or parked.acquire.limit - position <= self._least:
             return False
@@ -55,10 +55,10 @@ class Together:
 
 
 def shared_with(account: Account, acquire: Acquire, position: int) -> int:
-    """Return up to where a grant is about to compute what `acquire` needs beyond `position`; 0 if it is no leader.
+    """Return the position up to which a grant computes tokens that `acquire` needs too; 0 if it cannot be a leader.
 
-    A grant is no leader if it is less urgent, if it has to compute tokens before `position` first, or if it is past
-    the point where the two prompts part.
+    A grant cannot be a leader if it is less urgent than `acquire`, if it has not reached `position` yet (from which
+    `acquire` could resume now), or if it is past the position where the two prompts differ.
     """
     running = account.acquire
     if running.salt != acquire.salt or running.priority > acquire.priority or account.position < position:

@@ -12,7 +12,7 @@ class Wait(Enum):
     """The reason why an Acquire is not answered yet."""
 
     ALLOCATION = auto()  # a slot, or pages
-    COPY = auto()  # a copy of its state that is on its way to host memory
+    COPY = auto()  # a copy to resume from, which is on its way to host memory
     TOGETHER = auto()  # a state that another grant is computing
 
 
@@ -21,13 +21,13 @@ class Parked:
     """An Acquire that is not answered yet."""
 
     acquire: Acquire
-    awaits: LowerCopy | None = None  # the copy below the pool that it is to start from, on loan to it
-    read: bool = False  # whether that copy was read from disk
-    miss_reason: MissReason = ""  # "damaged" if the file that it waited for cannot be read
-    overtaken: int = 0  # how many later Acquires were granted before it, because they wait for less
-    leader: int | None = None  # the grant that is computing the state that it waits for
-    waits_at: int = 0  # the position of that state
-    leaders: int = 0  # how many grants it has waited for so far
+    awaits: LowerCopy | None = None  # the copy below the pool to resume from, lent to this Acquire
+    read: bool = False  # whether the copy in `awaits` had to be read from disk
+    miss_reason: MissReason = ""  # "damaged" if the file of the awaited copy cannot be read
+    overtaken: int = 0  # how many later Acquires, which need less, were granted before this one
+    leader: int | None = None  # id of the open grant that computes the state for which this Acquire waits
+    waits_at: int = 0  # the position at which this Acquire waits for its leader's state
+    leaders: int = 0  # how many leaders this Acquire has waited for so far
 
 
 class Waiting:
@@ -40,9 +40,9 @@ class Waiting:
         self._parked[acquire.grant] = Parked(acquire, overtaken=acquire.overtaken)
 
     def forget(self, grant: int) -> Parked | None:
-        """Remove and return an Acquire that is answered or cancelled; None if there is none."""
+        """Remove and return the Acquire of this grant, which is answered or cancelled; None if none is parked."""
         return self._parked.pop(grant, None)
 
     def in_order(self) -> list[Parked]:
-        """Return all of them, the most urgent first, those of equal priority in order of arrival."""
+        """Return all parked Acquires, the most urgent first, and in order of arrival at equal priority."""
         return sorted(self._parked.values(), key=lambda parked: parked.acquire.priority)

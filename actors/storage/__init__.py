@@ -1,1 +1,1 @@
-"""Storage for copies of states: host memory, files, and the seam between the cache and the disk."""
+"""Storage for copies of states: host memory, files, and the interface between the cache and the disk."""

@@ -1,4 +1,4 @@
-"""The seam between the cache and the disk. Each call returns at once; answers come as messages."""
+"""The interface between the cache and the disk. Each call returns at once, and answers arrive as messages."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -10,51 +10,51 @@ from baton.actors.tokens import Tokens
 
 
 class StateFile(Struct, frozen=True):
-    """A state on disk, as it was found at the start."""
+    """A state file that was found when the server or the unit of actors started."""
 
     salt: str
     tokens: Tokens
-    size: int  # of the file, in bytes
+    size: int  # size of the file in bytes
 
 
 class Disk(Protocol):
-    """States in files, each named by the digest of its salt and tokens, so that writing one again replaces it.
+    """A store of states in files. Calls are carried out in order.
 
-    Calls are carried out in order.
+    The name of a file is a digest of the state's salt and tokens, so that writing a state again replaces its file.
     """
 
     def files(self) -> Sequence[StateFile]:
-        """Return the files of this model that were found at the start."""
+        """Return the files of this model that were found at the start of the server or the unit."""
         ...
 
     def write(self, key: int, salt: str, tokens: Tokens) -> None:
-        """Write the copy in host memory under `key` to its file; Written(key) follows."""
+        """Write the copy that host memory has under `key` to its file, then send Written(key)."""
 
     def read(self, key: int, salt: str, tokens: Tokens) -> None:
-        """Read a file into host memory under `key`; Loaded(key) follows. A damaged file is deleted."""
+        """Read a file into host memory under `key`, then send Loaded(key). A damaged file is deleted."""
 
     def delete(self, salt: str, tokens: Tokens) -> None:
-        """Delete a file."""
+        """Delete the file of this salt and these tokens."""
 
     def clear(self, ticket: int) -> None:
-        """Send Cleared(ticket) when every call before this one is carried out."""
+        """Send Cleared(ticket) when every earlier call is carried out."""
 
 
 class DiskThread(Disk, Protocol):
-    """A disk that carries out calls between `start` and `close`. It outlives the unit of actors."""
+    """A Disk that carries out calls between `start` and `close`. It survives restarts of the unit of actors."""
 
     def scan_again(self) -> None:
-        """Look at the files for the next unit, while the disk is closed. Blocks: do not call it on the event loop."""
+        """Scan the files for the next unit, while the disk is closed. It blocks: do not call it on the event loop."""
 
     def start(self, deliver: Callable[[DiskReport], None]) -> None:
-        """Begin to carry out calls. deliver: takes the answers; it is called on the disk's thread."""
+        """Begin to carry out calls. deliver: receives the answers; it is called on the disk's thread."""
 
     def close(self) -> None:
         """Carry out all calls so far, then stop."""
 
 
 class NoDisk:
-    """The disk of a server without a folder for states. The cache never calls it."""
+    """The Disk of a server without a folder for states. The cache calls only `files`."""
 
     def files(self) -> Sequence[StateFile]:
         return ()

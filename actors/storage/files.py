@@ -1,4 +1,4 @@
-"""States in files: one safetensors file for each, with a version and a checksum, written whole or not at all."""
+"""States in files: one safetensors file for each state, with a version and a checksum, written whole or not at all."""
 
 import hashlib
 import json
@@ -32,16 +32,16 @@ SUFFIX, UNFINISHED = ".safetensors", ".tmp"
 
 
 class StateFileError(Exception):
-    """A file is damaged, of another format, or of another model."""
+    """The error of a state file that is damaged, of another format, or of another model."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateFileHeader:
-    """The metadata of a file."""
+    """The metadata of a state file."""
 
     salt: str
     model: str  # fingerprint of the model and the layout of its states
-    checksum: str  # of all tensors, in the order of their names
+    checksum: str  # digest of all tensors, in the order of their names
 
     def to_metadata(self) -> dict[str, str]:
         salt = json.dumps(self.salt)
@@ -49,7 +49,7 @@ class StateFileHeader:
 
 
 class StateFiles:
-    """The DiskThread of the server: its calls are carried out in order on a thread, from `start` to `close`.
+    """The DiskThread of the server: its calls are carried out in order on one thread, from `start` to `close`.
 
     Consecutive writes are carried out as one batch, because most of their time is spent waiting for the disk.
 
@@ -57,30 +57,32 @@ class StateFiles:
 
     tokens: int32 [position]
     state: uint8 [bytes of a slot], as in the pool
-    kv.0, kv.1, …: the entries of `position` tokens in each page tensor
+    kv.0, kv.1, …: one for each page tensor of the model: [position, ...], the KV entries of all tokens
     """
 
     def __init__(self, folder: Path, model: str, host: HostStates) -> None:
-        """folder: holds nothing else; created if it is missing, but not its parent
+        """folder: the folder of the state files, which holds nothing else; created if missing, but not its parent
 
-        model: a fingerprint; files with another one are deleted
+        model: fingerprint of the model; files with another fingerprint are deleted
+        host: the copies in host memory, which files are written from and read into
         """
         self._folder, self._model, self._host = folder, model, host
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._batch: dict[tuple[str, Tokens], int] | None = None  # keys by name, of writes that can still be joined
+        # The batch that later writes can still join: the keys of its copies, by salt and tokens.
+        self._batch: dict[tuple[str, Tokens], int] | None = None
         self._changing = threading.Lock()
         self._deliver: Callable[[DiskReport], None] = lambda message: None
         self._found: list[StateFile] = []
 
     def start(self, deliver: Callable[[DiskReport], None]) -> None:
-        """Start the thread. deliver: takes the answers; it is called on the thread."""
+        """Start the thread. deliver: receives the answers; it is called on that thread."""
         self._deliver = deliver
         self._thread = threading.Thread(target=self._work, name="disk", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Carry out all calls so far, then end the thread. To be called when the device makes no more copies."""
+        """Carry out all calls so far, then end the thread. Call it only after the device has made its last copy."""
         self._host.complete()
         if self._thread is not None:
             self._calls.put(None)
@@ -88,7 +90,7 @@ class StateFiles:
             self._thread = None
 
     def scan(self) -> None:
-        """Look at all files, and delete those that are unfinished, damaged or of another model. May take a while.
+        """Scan all files, and delete each that is unfinished, unreadable or of another model. This may take a while.
 
         Raise OSError if the folder cannot be created or read.
         """
@@ -99,7 +101,7 @@ class StateFiles:
         self._found = list(self._sound(paths))
 
     def scan_again(self) -> None:
-        """Scan when the actors are restarted. Files that cannot be read are treated as missing."""
+        """Scan the files before the actors are restarted. If that fails, all files are treated as missing."""
         try:
             self.scan()
         except OSError as error:
@@ -111,7 +113,7 @@ class StateFiles:
         return found
 
     def write(self, key: int, salt: str, tokens: Tokens) -> None:
-        """Join the batch that is waiting, or begin a new one if there is none, it is full, or it has this file."""
+        """Add a write to the waiting batch; begin a new batch if none waits, or if it is full or has this file."""
         with self._changing:
             batch = self._batch
             if batch is None or (salt, tokens) in batch or len(batch) == MOST_TOGETHER:
@@ -134,7 +136,7 @@ class StateFiles:
             self._batch = None
             self._calls.put(call)
 
-    # On the thread
+    # On the disk's thread
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -159,7 +161,10 @@ class StateFiles:
         return Loaded(key, error, time.perf_counter() - began)
 
     def _attempts(self, calls: Sequence[Callable[[], None]]) -> list[str]:
-        """Run the calls on several threads; return the error of each, or "". If no thread starts, all have failed."""
+        """Run the calls on several threads; return the error text of each, "" for success.
+
+        If the threads cannot be started, every call counts as failed.
+        """
         try:
             with ThreadPoolExecutor(min(WRITERS, len(calls)), "state-file") as threads:
                 return list(threads.map(self._attempt, calls))
@@ -168,7 +173,7 @@ class StateFiles:
             return [str(error) or type(error).__name__] * len(calls)
 
     def _attempt(self, call: Callable[[], None]) -> str:
-        """Run a call; return its error, or ""."""
+        """Run a call; return its error text, or "" if it succeeds."""
         try:
             call()
         except Exception as error:
@@ -240,21 +245,21 @@ def of_tensors(tensors: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
 
 
 def read_file(path: Path) -> tuple[StateFileHeader, dict[str, Tensor]]:
-    """Return the header and all tensors. Raise StateFileError, SafetensorError or OSError if that fails."""
+    """Return the header and all tensors of a file. Raise StateFileError, SafetensorError or OSError if that fails."""
     with safe_open(path, "pt") as file:
-        # get_tensor returns a view of the mapped file, which may change or disappear.
+        # Copy each tensor: get_tensor returns a view of the mapped file, which may change or be deleted.
         return read_header(file), {name: copy_of(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """Copy a tensor with numpy: torch would start a team of threads for the disk's thread."""
+    """Return a copy of a tensor, made by numpy: torch would start a team of threads for the disk's thread."""
     copied = torch.empty_like(tensor)
     copied.view(-1).view(torch.uint8).numpy()[:] = tensor.view(-1).view(torch.uint8).numpy()
     return copied
 
 
 def read_tokens(path: Path) -> tuple[StateFileHeader, Tokens]:
-    """Return the header and the tokens without reading the state. Raise the same errors as `read_file`."""
+    """Return the header and the tokens of a file without reading the state. Raise the same errors as `read_file`."""
     with safe_open(path, "pt") as file:
         header = read_header(file)
         if "tokens" not in file.keys():  # noqa: SIM118
@@ -263,7 +268,7 @@ def read_tokens(path: Path) -> tuple[StateFileHeader, Tokens]:
 
 
 def read_header(file: Any) -> StateFileHeader:
-    """Return the header of an open file. Raise StateFileError if it is incomplete or of another format."""
+    """Return the header of an open file. Raise StateFileError if the header is incomplete or of another format."""
     found: dict[str, str] = file.metadata() or {}
     if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
         raise StateFileError(f"it is not of the format {FORMAT} {VERSION}")
@@ -274,7 +279,7 @@ def read_header(file: Any) -> StateFileHeader:
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:
-    """Return a digest of all names, dtypes, shapes and contents."""
+    """Return a digest of the names, dtypes, shapes and contents of all tensors."""
     digest = hashlib.blake2b(digest_size=20)
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()

@@ -29,24 +29,24 @@ class HostStates:
         self._changed = threading.Condition()
 
     def use(self, pools: Pools, buffer: Callable[[int], Tensor]) -> None:
-        """Set the pools whose states are copied, before the first copy.
+        """Set the pools whose states are copied. Call it before the first copy.
 
-        buffer: allocates uint8 [bytes] in host memory that the device can copy to and from asynchronously
+        buffer: allocates uint8 [bytes] in host memory, to and from which the device can copy asynchronously
         """
         self._pools, self._buffer, self._layout = pools, buffer, KvLayout.of(pools)
 
     def room(self, position: int) -> HostState:
-        """Return an uninitialised copy for a state at `position`. Raise RuntimeError if there is no memory."""
+        """Return an uninitialised copy for a state at `position`. Raise RuntimeError if it cannot be allocated."""
         count, width = self._pools.pages_for(position), self._pools.blocks.shape[1]
         blocks = self._buffer(count * width).view(count, width)
         return HostState(position, self._buffer(self._pools.slots.shape[1]), blocks)
 
     def kv_of(self, copy: HostState) -> list[Tensor]:
-        """Return the KV by token, independent of the page size: one [position, ...] for each page tensor."""
+        """Return a copy's KV by token, independent of the page size: a tensor [position, ...] for each page tensor."""
         return self._layout.by_token(copy.blocks, copy.position)
 
     def from_kv(self, position: int, state: Tensor, kv: list[Tensor]) -> HostState:
-        """Return a copy made of a state and the KV by token. Raise ValueError if they are not of this model."""
+        """Return a copy made of a state and its KV by token. Raise ValueError if they do not fit this model."""
         copy = self.room(position)
         if state.dtype != torch.uint8 or state.shape != copy.state.shape:
             raise ValueError(f"a state of {state.dtype} {list(state.shape)} is not of this model")
@@ -55,13 +55,13 @@ class HostStates:
         return copy
 
     def put(self, key: int, state: HostState | None) -> None:
-        """Store a copy; None if it could not be made."""
+        """Store a copy under `key`. state: the copy, or None if it could not be made."""
         with self._changed:
             self._states[key] = state
             self._changed.notify_all()
 
     def get(self, key: int) -> HostState:
-        """Return a copy. Raise KeyError if there is none, or it could not be made."""
+        """Return the copy under `key`. Raise KeyError if there is none, or if it could not be made."""
         state = self._states[key]
         if state is None:
             raise KeyError(f"copy {key} could not be made")
@@ -72,13 +72,13 @@ class HostStates:
             self._states.pop(key, None)
 
     def clear(self) -> None:
-        """Drop every copy, and expect new ones."""
+        """Drop every copy. After this, `wait_for` waits for new copies again."""
         with self._changed:
             self._states.clear()
             self._complete = False
 
     def complete(self) -> None:
-        """Note that no further copy will be made, and end every `wait_for`."""
+        """Note that no further copy will be made, so that no `wait_for` waits any longer."""
         with self._changed:
             self._complete = True
             self._changed.notify_all()

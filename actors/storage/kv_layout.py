@@ -1,6 +1,7 @@
-"""The KV of a sequence by page, as in the pool, and by token, as in files.
+"""The KV of a sequence in two layouts: by page, as in the pool, and by token, as in files.
 
-numpy makes the copies: torch would start a team of threads for the calling thread.
+A page holds a part of each of the model's *page tensors* (`models/batch.py:Pools.pages`). numpy copies between the
+layouts, because torch would start a team of threads for the calling thread.
 """
 
 from dataclasses import dataclass
@@ -15,17 +16,17 @@ from baton.models.batch import Pools
 
 @dataclass(frozen=True, slots=True)
 class KvSection:
-    """Where one page tensor lies in a page."""
+    """The place of one page tensor's entries within the bytes of a page."""
 
-    begin: int  # its first byte in a page
+    begin: int  # offset of the first entry, in bytes
     token: int  # bytes of one token's entry
-    shape: tuple[int, ...]  # of one token's entry
+    shape: tuple[int, ...]  # shape of one token's entry
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """The page tensors of a model, and where each lies in a page."""
+    """The layout of a page: the place of each page tensor's entries."""
 
     page_size: int
     sections: list[KvSection]
@@ -40,7 +41,7 @@ class KvLayout:
         return cls(pools.page_size, sections)
 
     def by_token(self, blocks: Tensor, position: int) -> list[Tensor]:
-        """Return [position, ...] for each page tensor, copied from `blocks`, uint8 [pages, bytes]."""
+        """Return a tensor [position, ...] for each page tensor, copied from `blocks`: uint8 [pages, page bytes]."""
         pages, found = blocks.numpy(), []
         for section in self.sections:
             part = pages[:, section.begin : section.begin + section.token * self.page_size]
@@ -49,7 +50,7 @@ class KvLayout:
         return found
 
     def to_pages(self, kv: list[Tensor], position: int, blocks: Tensor) -> None:
-        """Copy `kv`, as `by_token` returns it, to `blocks`. Raise ValueError if its dtypes or shapes are others."""
+        """Copy `kv`, in the form that `by_token` returns, to `blocks`. Raise ValueError for wrong dtypes or shapes."""
         layout = [(section.dtype, (position, *section.shape)) for section in self.sections]
         if [(tensor.dtype, tuple(tensor.shape)) for tensor in kv] != layout:
             raise ValueError("the KV is not of this model")

@@ -1,4 +1,4 @@
-"""The content blocks of an answer: as the events of a stream, and complete."""
+"""The content blocks of an answer, both as events of a stream and as complete blocks."""
 
 import hashlib
 import re
@@ -73,18 +73,18 @@ BlockEvent: TypeAlias = BlockStart | BlockDelta | BlockStop
 
 @dataclass
 class ReplyBlock:
-    """A content block of which there may be more to come."""
+    """A content block of an answer, which may still grow."""
 
     kind: Literal["text", "thinking", "tool_use"]
-    call: CalledTool | None = None  # of a tool_use block
-    pieces: list[str] = field(default_factory=list)  # of its text, or of its input as JSON
+    call: CalledTool | None = None  # the tool call of a tool_use block
+    pieces: list[str] = field(default_factory=list)  # parts of the text, or of a tool's input as JSON
 
     @property
     def text(self) -> str:
         return "".join(self.pieces)
 
     def empty(self) -> WholeBlock:
-        """Return the block as its first event shows it."""
+        """Return the block without content, as content_block_start announces it."""
         if self.call is not None:
             return ReplyToolUse(tool_use_id(self.call), self.call.name, NO_INPUT)
         return ReplyThinking("", "") if self.kind == "thinking" else ReplyText("")
@@ -109,7 +109,7 @@ class BlockWriter:
     """Writer of an answer's parts as consecutive content blocks."""
 
     def __init__(self, calls: Sequence[CalledTool]) -> None:
-        """calls: the answer's list of calls, which grows while it is parsed."""
+        """calls: the tool calls of the answer; the parser appends to this list."""
         self.blocks: list[ReplyBlock] = []
         self._calls = calls
         self._open = False
@@ -140,7 +140,7 @@ class BlockWriter:
                 return self.close()
 
     def _begin(self, kind: Literal["text", "thinking"]) -> list[BlockEvent]:
-        """Return the events that make the open block one of this kind: none if it is one already."""
+        """Open a block of this kind, unless the open block has this kind already, and return the events for that."""
         if self._open and self.blocks[-1].kind == kind:
             return []
         return [*self.close(), self._start(ReplyBlock(kind))]
@@ -160,15 +160,15 @@ def tool_use_id(call: CalledTool) -> str:
 
 
 def signature(thinking: str) -> str:
-    """Return a signature, without which clients would not send a thinking block back. It is never verified."""
+    """Return a signature of a thinking block. Clients send no thinking block back without one; it is never verified."""
     return hashlib.sha256(thinking.encode()).hexdigest()
 
 
 def completed(json: str) -> str:
-    """Complete a JSON object that was cut off: keep what is whole, close what is open.
+    """Complete a JSON object that was cut off: keep all complete values, and close the open brackets.
 
-    Anthropic's client does the same with a stream. A key without its value is dropped: only a whole value or a bracket
-    moves `end`.
+    Anthropic's client does the same with a stream. A key without its value is dropped, because only a complete value
+    or a bracket moves `end`, where the text is cut.
     """
     end, open_, closers = 0, "", list[str]()
     at, is_key = 0, False

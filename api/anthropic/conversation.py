@@ -1,4 +1,8 @@
-"""From the content blocks that clients send to the messages that chat templates read."""
+"""Conversion of the content blocks that clients send into the messages that chat templates read.
+
+A block with a cache_control is marked. A *beginning* is the part of the chat up to a marked block or tool: the client
+asks for a checkpoint at its end.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +19,10 @@ from baton.api.generation.tools import Tool
 from baton.models.text.template import Beginning
 
 BILLING = "x-anthropic-billing-header:"
-MAX_MARKS = 4  # blocks with cache_control in one request
+MAX_MARKS = 4  # maximum blocks with cache_control in one request
 TTLS = (None, "5m", "1h")
 NO_QUESTION: Message = {"role": "user", "content": ""}  # many templates refuse a chat without a user's message
-# The only role whose messages may have blocks of a type.
+# Block types that only one role may send, and that role.
 WHERE = {"thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
 
 TurnRole: TypeAlias = Literal["system", "user", "assistant"]
@@ -29,21 +33,21 @@ class InputBlock:
     """A content block that a client sent."""
 
     type: str
-    text: str = ""  # of a text, a thought or a tool's result
-    call: Message | None = None  # of a tool_use block, as templates know it
-    call_id: str = ""  # of a tool_result block
-    marked: bool = False  # by cache_control
+    text: str = ""  # content of a text, thinking or tool_result block
+    call: Message | None = None  # the tool call of a tool_use block, in the format of chat templates
+    call_id: str = ""  # id of the call that a tool_result block answers
+    marked: bool = False  # the block has a cache_control
 
 
 @dataclass(frozen=True)
 class ChatTurn:
-    """Consecutive messages of one role, as one turn."""
+    """The content blocks of consecutive messages with the same role."""
 
     role: TurnRole
     blocks: Sequence[InputBlock]
 
     def messages(self) -> list[Message]:
-        """Return the turn as messages for templates."""
+        """Return the turn as messages for chat templates."""
         if self.role == "assistant":
             return [assistant_message(self.blocks)]
         if not any(block.type == "tool_result" for block in self.blocks):
@@ -51,20 +55,20 @@ class ChatTurn:
         return user_messages(self.blocks)
 
     def beginning(self, last: int) -> "ChatTurn":
-        """Return the turn up to and including the block of this index."""
+        """Return the turn up to and including the block with index `last`."""
         return ChatTurn(self.role, self.blocks[: last + 1])
 
 
 @dataclass(frozen=True)
 class ReadChat:
-    """The system text and the messages of a body, as templates know them."""
+    """The system text and the messages of a body, in the format of chat templates."""
 
-    messages: list[Message]  # of the whole chat
-    beginnings: list[Beginning]  # parts of it after which cache_control asks for a checkpoint
+    messages: list[Message]  # the whole chat, system text included
+    beginnings: list[Beginning]  # parts of the chat after which cache_control asks for a checkpoint
 
 
 async def read_conversation(model: ServedModel, body: MessagesRequest, tools: Sequence[Tool]) -> ReadChat:
-    """Read the body's system and messages. Raises ApiError 400, which names the place."""
+    """Read the body's system text and messages. Raises ApiError 400, which names the wrong field."""
     if len(body.messages) > model.max_model_len:
         raise too_long(model, f"{len(body.messages)} messages", "messages")
     system = body.system if isinstance(body.system, list) else []
@@ -74,7 +78,7 @@ async def read_conversation(model: ServedModel, body: MessagesRequest, tools: Se
 
 
 def conversation(body: MessagesRequest, tools: Sequence[Tool]) -> ReadChat:
-    """Read system and messages, and the beginnings that cache_control marks. Raises ApiError 400."""
+    """Read the system text, the messages, and the beginnings that cache_control marks. Raises ApiError 400."""
     system = read_system(body.system)
     turns = together([read_turn(message, f"messages[{index}]") for index, message in enumerate(body.messages)])
     if read_mark(body.cache_control, "cache_control"):
@@ -86,19 +90,19 @@ def conversation(body: MessagesRequest, tools: Sequence[Tool]) -> ReadChat:
 
 
 def read_system(system: str | list[Any]) -> list[ChatTurn]:
-    """Read the system text as one turn, or as none if it is empty."""
+    """Read the system text as a list of one turn; return an empty list if there is no text."""
     blocks = [without_billing(block) for block in read_blocks(system, "system", "system")] if system else []
     filled = [block for block in blocks if block.text]
     return [ChatTurn("system", filled)] if filled else []
 
 
 def without_billing(block: InputBlock) -> InputBlock:
-    """Remove Claude Code's first line, which differs with each request: no prompt would match the cache after it."""
+    """Remove Claude Code's billing line. It differs in each request, so no prompt would match the cache beyond it."""
     return replace(block, text=block.text.partition("\n")[2]) if block.text.startswith(BILLING) else block
 
 
 def read_turn(message: Mapping[str, Any], at: str) -> ChatTurn:
-    """Read one message. at: its place in the body. Raises ApiError 400."""
+    """Read one message. at: path of the message in the body, such as messages[0]. Raises ApiError 400."""
     role = message.get("role")
     if role != "user" and role != "assistant" and role != "system":
         text = f"{at}.role: expected one of user, assistant, system, got {errors.shown(role)}"
@@ -126,7 +130,7 @@ def read_blocks(content: object, role: TurnRole, at: str) -> list[InputBlock]:
 
 
 def read_block(block: object, role: TurnRole, at: str) -> InputBlock:
-    """Read one content block of a message of this role. Raises ApiError 400."""
+    """Read one content block of a message with this role. at: path of the block. Raises ApiError 400."""
     fields = read_object_at(block, at)
     kind, marked = fields.get("type"), read_mark(fields.get("cache_control"), at)
     if isinstance(kind, str) and WHERE.get(kind, role) != role:
@@ -155,7 +159,7 @@ def read_tool_call(block: Mapping[str, Any], at: str) -> Message:
 
 
 def read_result(block: Mapping[str, Any], at: str) -> str:
-    """Return the text of a tool's result. "Error: " marks a failure, for which templates have no other place."""
+    """Return the text of a tool's result. Templates have no field for a failure, so it gets the prefix "Error: "."""
     content = block.get("content")
     text = joined(read_blocks(content, "system", f"{at}.content")) if content is not None else ""
     failed = block.get("is_error")
@@ -171,7 +175,7 @@ def marks_inside(block: Mapping[str, Any], at: str) -> bool:
 
 
 def read_mark(mark: object, at: str) -> bool:
-    """Return whether there is a cache_control. Raises ApiError 400 for one that is not ephemeral."""
+    """Return whether cache_control is set. Raises ApiError 400 for a cache_control that is not ephemeral."""
     if mark is None:
         return False
     if not isinstance(mark, dict) or mark.get("type") != "ephemeral" or mark.get("ttl") not in TTLS:
@@ -189,13 +193,13 @@ def check_marks(tools: Sequence[bool], turns: Sequence[ChatTurn]) -> None:
 
 
 def with_mark(turn: ChatTurn) -> ChatTurn:
-    """Mark the last block of a turn."""
+    """Return the turn with its last block marked."""
     *others, last = turn.blocks or [InputBlock("text")]
     return ChatTurn(turn.role, [*others, replace(last, marked=True)])
 
 
 def of_tools(system: Sequence[ChatTurn], tools: Sequence[Tool], marked: Sequence[bool]) -> list[Beginning]:
-    """Return a beginning for each marked tool: the prompt up to it.
+    """Return a beginning for each marked tool: the prompt up to and including that tool.
 
     The system text is included, because many templates show it before the tools.
     """
@@ -208,7 +212,7 @@ def of_tools(system: Sequence[ChatTurn], tools: Sequence[Tool], marked: Sequence
 
 
 def of_system(system: Sequence[ChatTurn]) -> list[Beginning]:
-    """Return a beginning for each marked block of the system text."""
+    """Return a beginning for each marked block of the system text: the prompt up to the end of that block."""
     return [
         Beginning([*turn.beginning(index).messages(), NO_QUESTION])
         for turn in system
@@ -218,7 +222,7 @@ def of_system(system: Sequence[ChatTurn]) -> list[Beginning]:
 
 
 def of_turns(system: Sequence[ChatTurn], turns: Sequence[ChatTurn]) -> list[Beginning]:
-    """Return a beginning for each marked block of a message."""
+    """Return a beginning for each marked block of the messages: the prompt up to the end of that block."""
     so_far = [message for turn in system for message in turn.messages()]
     found = []
     for turn in turns:
@@ -229,7 +233,7 @@ def of_turns(system: Sequence[ChatTurn], turns: Sequence[ChatTurn]) -> list[Begi
 
 
 def assistant_message(blocks: Sequence[InputBlock]) -> Message:
-    """Join the blocks of an answer: its texts without separator, its reasoning, and its tool calls."""
+    """Join the blocks of an assistant's message: texts without separator, reasoning, and tool calls."""
     message: Message = {"role": "assistant", "content": "".join(block.text for block in blocks if block.type == "text")}
     if thoughts := [block.text for block in blocks if block.type == "thinking"]:
         message["reasoning_content"] = "\n\n".join(thoughts)
@@ -239,7 +243,7 @@ def assistant_message(blocks: Sequence[InputBlock]) -> Message:
 
 
 def user_messages(blocks: Sequence[InputBlock]) -> list[Message]:
-    """Make a message of each tool result, and one of the texts between two results."""
+    """Make one message of each tool result, and one of all texts between two results."""
     messages: list[Message] = []
     for is_result, group in groupby(blocks, key=lambda block: block.type == "tool_result"):
         if is_result:

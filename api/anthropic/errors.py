@@ -1,4 +1,4 @@
-"""Errors in Anthropic's form, with its statuses and types."""
+"""Errors in the format of Anthropic's API, with its statuses and types."""
 
 from msgspec import Struct
 
@@ -17,7 +17,7 @@ TYPES = {
     504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }
-# Clients recognize this wording, and shorten the conversation.
+# Clients recognize this wording, and then shorten the conversation.
 TOO_LONG = "prompt is too long: "
 
 
@@ -32,7 +32,7 @@ class MessagesErrorBody(Struct, tag_field="type", tag="error"):
 
 
 def is_messages(path: str) -> bool:
-    """Return whether this API answers at `path`."""
+    """Return whether `path` belongs to Anthropic's Messages API."""
     return path == PATH or path.startswith(f"{PATH}/")
 
 
@@ -47,7 +47,7 @@ def error_body(error: ApiError, request_id: str) -> MessagesErrorBody:
 
 
 def message_of(error: ApiError) -> str:
-    """Return the message with the field's name in it: Anthropic's errors have no other place for that."""
+    """Return the message, including the name of the wrong field: Anthropic's errors have no separate field for it."""
     if error.code == "context_length_exceeded":
         return TOO_LONG + error.message
     named = error.param is None or error.param in error.message

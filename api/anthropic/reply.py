@@ -1,4 +1,4 @@
-"""The answer to a message: complete, and as the events of a stream."""
+"""The answer of the Messages API, both complete and as events of a stream."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -23,14 +23,14 @@ class OutputTokensDetails(Struct):
 
 
 class MessagesUsage(Struct, omit_defaults=True):
-    """Token counts. The first three add up to the prompt. `lost` is an extension of Anthropic's format."""
+    """Token counts. The first three fields add up to the prompt. `lost` is an extension of Anthropic's format."""
 
-    input_tokens: int  # all others of the prompt
-    cache_creation_input_tokens: int  # up to the last checkpoint that cache_control asks for, unless read
-    cache_read_input_tokens: int  # not computed again
+    input_tokens: int  # prompt tokens that the next two fields do not count
+    cache_creation_input_tokens: int  # computed tokens up to the last checkpoint that cache_control asks for
+    cache_read_input_tokens: int  # tokens that were not computed, because a cached state had consumed them
     output_tokens: int
     output_tokens_details: OutputTokensDetails
-    lost: str = ""  # why deeper states are gone, if some are
+    lost: str = ""  # why fewer tokens were read from the cache than could be; empty if not
 
 
 class ReplyMessage(Struct, kw_only=True):
@@ -63,12 +63,12 @@ class MessageStop(Struct, tag_field="type", tag="message_stop"):
 
 
 class Reply:
-    """An answer: complete by `whole`, or as the encoder of a stream."""
+    """Writer of one answer: `whole` returns it complete; opening, delta and closing return the events of a stream."""
 
     def __init__(
         self, id: str, model: str, parsed: ParsedAnswer, generation: Generation, prompt_only: bool = False
     ) -> None:
-        """prompt_only: max_tokens is 0, so the prompt is only computed. The one token that this draws is dropped."""
+        """prompt_only: max_tokens is 0, so the prompt is only computed. The one token that is drawn is dropped."""
         self._id = id
         self._model = model
         self._parsed = parsed
@@ -87,7 +87,7 @@ class Reply:
         return [MessageDelta(self._stop, self._usage()), MessageStop()]
 
     def whole(self, answer: Answer) -> ReplyMessage:
-        """Return a complete answer."""
+        """Return the complete answer."""
         self._read(answer.text, answer.ids, answer.finish_reason, answer.stop_reason)
         return ReplyMessage(
             id=self._id,
@@ -110,7 +110,7 @@ class Reply:
         return events
 
     def _usage(self) -> MessagesUsage:
-        """Return the counts so far."""
+        """Return the token counts so far."""
         [member] = self._generation.members
         read = member.cached_tokens
         created = max(max(member.request.checkpoints, default=0) - read, 0)
@@ -120,7 +120,10 @@ class Reply:
 
 
 def stopped(parsed: ParsedAnswer, stop_reason: str | int | None) -> tuple[StopReason, str | None]:
-    """Return Anthropic's stop reason, and the stop sequence if one ended the answer. stop_reason: the member's."""
+    """Return Anthropic's stop reason, and the stop sequence if one ended the answer.
+
+    stop_reason: the stop string or token id that the ring reports.
+    """
     match parsed.finish_reason:
         case "tool_calls":
             return "tool_use", None
@@ -131,7 +134,7 @@ def stopped(parsed: ParsedAnswer, stop_reason: str | int | None) -> tuple[StopRe
 
 
 def frames(events: Sequence[object]) -> bytes:
-    """Encode events with their names, which their data repeat as `type`."""
+    """Encode events as SSE frames, each with its name, which the data repeat as `type`."""
     return b"".join([frame(event) for event in events])
 
 

@@ -1,4 +1,4 @@
-"""The body of POST /v1/messages and of its count_tokens, and how its fields are read."""
+"""The body of /v1/messages and /v1/messages/count_tokens, and how its fields are read."""
 
 from typing import Annotated, Any, Literal
 
@@ -24,7 +24,7 @@ UNSUPPORTED: Unsupported = {"container": (), "mcp_servers": ([],)}
 
 
 class Thinking(Struct, forbid_unknown_fields=True):
-    """Whether the model is to reason."""
+    """The field `thinking`: whether the model reasons before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None  # accepted, but not enforced
@@ -48,39 +48,39 @@ class OutputConfig(Struct, forbid_unknown_fields=True):
 
 
 class MessagesRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/messages and of its count_tokens."""
+    """The body of POST /v1/messages and POST /v1/messages/count_tokens."""
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
-    max_tokens: Count | None = None  # required by /v1/messages; 0 only computes the prompt, for the cache
+    max_tokens: Count | None = None  # required by /v1/messages; with 0 the prompt is only computed and cached
     system: str | list[Any] = ""
     stop_sequences: list[str] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: dict[str, Any] | None = None  # the same as cache_control of the last block
+    cache_control: dict[str, Any] | None = None  # same effect as a cache_control in the last block
     cache_salt: Salt = ""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def stop_strings(self) -> list[str]:
-        """The stop strings of both fields: `stop`, which all endpoints know, and Anthropic's `stop_sequences`."""
+        """The stop strings of both fields: `stop`, which all endpoints have, and Anthropic's `stop_sequences`."""
         return [*([self.stop] if isinstance(self.stop, str) else self.stop), *self.stop_sequences]
 
 
 def wanted_in(body: MessagesRequest) -> GrammarWriters:
-    """Read the schema of the answer, if there is one. Raises ApiError 400."""
+    """Read output_config.format, the schema that the answer must follow, if there is one. Raises ApiError 400."""
     format = body.output_config.format if body.output_config is not None else None
     at = "output_config.format"
     return of_schema(format.type, format.schema, True, at, f"{at}.schema") if format is not None else {}
 
 
 async def read_offer(model: ServedModel, body: MessagesRequest) -> ToolUse:
-    """Read tools and tool_choice. Raises ApiError 400."""
+    """Read the fields tools and tool_choice. Raises ApiError 400."""
     choice = body.tool_choice
     if choice is None:
         return await read_tool_use(model, body.tools, None, True, read_custom_tool)
-    # The same choice in OpenAI's form.
+    # Translate the choice into the format of OpenAI's tool_choice.
     mode: str | dict[str, Any] = "required" if choice.type == "any" else choice.type
     if choice.type == "tool":
         mode = {"type": "function", "name": choice.name}
@@ -88,7 +88,7 @@ async def read_offer(model: ServedModel, body: MessagesRequest) -> ToolUse:
 
 
 def read_custom_tool(tool: object, at: str) -> list[Tool]:
-    """Read {name, description, input_schema, strict}. Raises ApiError 400, also for Anthropic's server-side tools."""
+    """Read a tool {name, description, input_schema, strict}. Raises ApiError 400, also for Anthropic's server tools."""
     fields = read_object_at(tool, at)
     kind = fields.get("type")
     if kind not in (None, "custom"):
@@ -99,10 +99,10 @@ def read_custom_tool(tool: object, at: str) -> list[Tool]:
 
 
 def thinking_variables(model: ServedModel, body: MessagesRequest) -> dict[str, Any]:
-    """Return the template variables that set whether and how much to reason.
+    """Return the chat template variables that set whether and how much the model reasons.
 
-    `thinking` enabled is only a permission: a model that does not reason ignores it. Raises ApiError 400 if thinking is
-    disabled and the model always reasons.
+    A model that does not reason ignores an enabled `thinking`. Raises ApiError 400 if thinking is disabled and the
+    model always reasons.
     """
     effort = body.output_config.effort if body.output_config is not None else None
     if body.thinking is not None and body.thinking.type == "disabled":

@@ -1,4 +1,4 @@
-"""POST /v1/messages, and its count_tokens."""
+"""POST /v1/messages and POST /v1/messages/count_tokens."""
 
 import uuid
 
@@ -31,7 +31,7 @@ class TokenCount(Struct):
 
 @routes.post("/v1/messages")
 async def create_message(request: web.Request) -> web.StreamResponse:
-    """Answer a conversation, whole or as a stream."""
+    """Answer a conversation, complete or as a stream."""
     server = request.app[SERVER]
     body = convert(await read_body(request), MessagesRequest, IGNORED, UNSUPPORTED)
     model = server.ready(body.model)
@@ -51,7 +51,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
 
 @routes.post("/v1/messages/count_tokens")
 async def count_tokens(request: web.Request) -> web.Response:
-    """Count the prompt's tokens: the sum of all input tokens in the usage of an answer."""
+    """Count the prompt's tokens. The count equals the sum of the three input token counts in an answer's usage."""
     body = convert(await read_body(request), MessagesRequest, IGNORED, UNSUPPORTED)
     model = request.app[SERVER].ready(body.model)
     prompt = await render_input(model, await read_chat(model, body), salt_of(request, body.cache_salt))
@@ -59,9 +59,9 @@ async def count_tokens(request: web.Request) -> web.Response:
 
 
 async def read_chat(model: ServedModel, body: MessagesRequest) -> ChatInput:
-    """Read the parts of the body that decide prompt and output. Raises ApiError 400.
+    """Read the fields that decide the prompt and the output. Raises ApiError 400.
 
-    A final message of the assistant is left open, and the answer continues it.
+    If the last message is the assistant's, the prompt leaves it open, and the answer continues it.
     """
     tools = await read_offer(model, body)
     chat = await read_conversation(model, body, tools.tools)
@@ -76,8 +76,8 @@ async def read_chat(model: ServedModel, body: MessagesRequest) -> ChatInput:
 
 
 def message_request(body: MessagesRequest, plan: ChatPlan, id: str, salt: str) -> Request:
-    """Build the ring's request. Raises ApiError 400."""
-    # A checkpoint must lie inside the prompt. Near its end the scheduler asks for one anyway.
+    """Build the Request for the ring. Raises ApiError 400."""
+    # A checkpoint must lie inside the prompt. Near the prompt's end the scheduler makes one anyway.
     marks = [end for end in plan.prompt.checkpoints if end < len(plan.prompt.tokens)]
     return build_request(
         plan.model,

@@ -1,4 +1,4 @@
-"""The body of a request, read within limits of time and size."""
+"""Reading of a request's body, within limits of time and size."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ from baton.api.connections.registry import CONNECTIONS
 async def whole_body(request: web.Request) -> AsyncIterator[bytes]:
     """Read and yield the decompressed body. Its bytes count as in flight until the context ends.
 
-    Raises ApiError: 408 if the body is late; 503 if too many bytes are in flight and this connection holds most.
+    Raises ApiError 408 if the body is late, and 503 if too many bytes are in flight and this connection holds most.
     Raises HTTPRequestEntityTooLarge if the body is larger than the application's limit.
     """
     connections = request.app[CONNECTIONS]
@@ -27,7 +27,7 @@ async def whole_body(request: web.Request) -> AsyncIterator[bytes]:
 
 
 async def read_body(request: web.Request, connection: ClientConnection) -> bytes:
-    """Read the decompressed body, and count it as held by the connection."""
+    """Read the decompressed body, and count its bytes as in flight on the connection."""
     limit = request.client_max_size
     if (request.content_length or 0) > limit:
         raise web.HTTPRequestEntityTooLarge(limit)

@@ -1,4 +1,4 @@
-"""One connection: it passes all events to aiohttp's protocol, and notes phase, times and bytes on the way."""
+"""One client connection, which passes all events to aiohttp's protocol and records its phase, times and bytes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -11,14 +11,14 @@ from baton.api.connections.frames import MaskCheck
 from baton.api.errors import ApiError, unavailable
 
 # The phases of a connection:
-#     new ─▶ silent ─▶ headers ─▶ request ─▶ silent …      "silent" is between requests
+#     new ─▶ silent ─▶ headers ─▶ request ─▶ silent …      silent: between requests
 #      │                           └─▶ websocket
-#      └─▶ refused      full, or answered in place of the application; it is about to be closed
+#      └─▶ refused      too many connections, or an error was sent in place of the application; about to be closed
 Phase: TypeAlias = Literal["new", "silent", "headers", "request", "websocket", "refused"]
 
 
 class ConnectionSupervisor(Protocol):
-    """The set of all connections, as each of them sees it: it admits them and is notified of their changes."""
+    """The interface of `Connections` for a single connection, which asks for admission and reports its changes."""
 
     def admit(self, connection: "ClientConnection") -> web.RequestHandler | None: ...
 
@@ -30,33 +30,33 @@ class ConnectionSupervisor(Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    """The protocol of one client's connection, in front of aiohttp's."""
+    """An asyncio protocol for one client's connection, which forwards to aiohttp's protocol."""
 
     def __init__(self, supervisor: ConnectionSupervisor) -> None:
         self._supervisor = supervisor
         self._loop = asyncio.get_running_loop()
-        self._protocol: web.RequestHandler | None = None  # aiohttp's; None if the connection is refused
+        self._protocol: web.RequestHandler | None = None  # aiohttp's protocol; None if the connection is refused
         self._transport: asyncio.Transport | None = None
-        self._masks: MaskCheck | None = None  # of a websocket
-        self._reading: asyncio.Timeout | None = None  # while a body is read
-        self._discarding = False  # aiohttp drops what arrives, so it does not count as held
-        self._refusal: ApiError | None = None  # why the reading of the body was cut short, if not for its time limit
-        self.given_up = False  # it holds and counts no bytes any more
+        self._masks: MaskCheck | None = None  # checks the frames of a websocket; None for HTTP
+        self._reading: asyncio.Timeout | None = None  # the time limit while a body is read, else None
+        self._discarding = False  # aiohttp drops arriving bytes, so they do not count as in flight
+        self._refusal: ApiError | None = None  # the error with which `give_up` ends the reading of a body
+        self.given_up = False  # the connection is ending, and its bytes do not count as in flight any more
         self.phase: Phase = "new"
         # Times on the loop's clock:
-        self.since = self._loop.time()  # when it entered its phase
+        self.since = self._loop.time()  # when the connection entered its phase
         self.last_received = self.since
-        self.last_read = self.since  # when the client last read some of an answer, or could begin to
+        self.last_read = self.since  # when the client last read a part of an answer, or an answer began to wait
         # Bytes in flight:
-        self.held = 0  # sum of the four below
-        self.incoming = 0  # received, not yet read by a handler
-        self.body = 0  # of the request body that is being read
-        self.queued = 0  # of websocket messages that wait
-        self.unsent = 0  # of answers, not yet read by the client
-        self._unsent_before = 0  # at the last `count_unsent`
+        self.held = 0  # sum of incoming, body, queued and unsent
+        self.incoming = 0  # bytes received, not yet read by a handler
+        self.body = 0  # bytes of the request body that is being read or handled
+        self.queued = 0  # bytes of websocket messages that wait for their turn
+        self.unsent = 0  # bytes of answers that the client has not read yet
+        self._unsent_before = 0  # the result of the last `count_unsent`
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from asyncio.Transport
         self._protocol = self._supervisor.admit(self)
         if self._protocol is None:
             self._enter("refused")
@@ -69,7 +69,7 @@ class ClientConnection(asyncio.Protocol):
         if self.phase == "refused" or self._protocol is None:
             self.answer(full())
             return
-        # aiohttp accepts unmasked frames from clients; RFC 6455 demands that the server closes the connection.
+        # aiohttp accepts unmasked frames from clients, but RFC 6455 demands that the server closes the connection.
         if self._masks is not None and not self._masks.all_masked(data):
             self.close_websocket(WSCloseCode.PROTOCOL_ERROR)
             return
@@ -97,7 +97,7 @@ class ClientConnection(asyncio.Protocol):
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Enter the phase "request" for as long as the context lasts. aiohttp has parsed the headers by then."""
+        """Keep the phase "request" during the context, which begins when aiohttp has parsed the headers."""
         self._discarding, self._refusal = False, None
         self.hold(incoming=0)
         self._enter("request")
@@ -109,15 +109,15 @@ class ClientConnection(asyncio.Protocol):
 
     @asynccontextmanager
     async def reading(self, seconds: float) -> AsyncIterator[None]:
-        """Limit the time for reading a body, which is read inside this context.
+        """Limit the time for reading a body inside this context.
 
-        Raises ApiError: 408 after `seconds`; 503 if `give_up` is called meanwhile.
+        Raises ApiError 408 after `seconds`, and 503 if `give_up` is called meanwhile.
         """
         try:
             async with asyncio.timeout(seconds) as self._reading:
                 yield
         except BaseException as error:
-            self._discarding = True  # aiohttp keeps reading for a while and drops what arrives.
+            self._discarding = True  # aiohttp reads on for a while and drops the bytes.
             if isinstance(error, TimeoutError):
                 raise self._refusal or too_slow("body", seconds) from None
             raise
@@ -125,7 +125,7 @@ class ClientConnection(asyncio.Protocol):
             self._reading = None
 
     def open_websocket(self) -> None:
-        """Enter the phase "websocket", in which the frames of the client are checked."""
+        """Enter the phase "websocket", in which every frame from the client must be masked."""
         self._masks = MaskCheck()
         self.hold(incoming=0)
         self._enter("websocket")
@@ -137,9 +137,9 @@ class ClientConnection(asyncio.Protocol):
         queued: int | None = None,
         unsent: int | None = None,
     ) -> None:
-        """Set how many bytes of each kind are in flight; None leaves a number as it is.
+        """Set how many bytes of each kind are in flight. None leaves a number unchanged.
 
-        If the server then holds too many, the connection that holds most gives up.
+        If too many bytes are then in flight on all connections, `Connections.count` ends the one with most bytes.
         """
         if self.given_up:
             return
@@ -151,11 +151,11 @@ class ClientConnection(asyncio.Protocol):
         self._supervisor.count(self.held - before)
 
     def take(self, size: int) -> None:
-        """Count `size` more bytes of the body as read, and no received bytes as unread."""
+        """Count `size` more bytes of the body. All received bytes have then been read by the handler."""
         self.hold(incoming=0, body=self.body + size)
 
     def count_unsent(self) -> int:
-        """Update and return the number of unsent bytes, and note in `last_read` whether the client reads."""
+        """Update and return the number of unsent bytes. Set `last_read` if the client has read since the last call."""
         size = self._transport.get_write_buffer_size() if self._transport is not None else 0
         if size < self._unsent_before or (size and not self._unsent_before):
             self.last_read = self._loop.time()
@@ -164,20 +164,20 @@ class ClientConnection(asyncio.Protocol):
         return size
 
     def is_deaf(self) -> bool:
-        """Whether reading is paused. Then asyncio does not notice when the client disconnects."""
+        """Return whether reading is paused. While it is, asyncio does not notice that the client disconnects."""
         return self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading()
 
     def descriptor(self) -> int:
-        """Return the file descriptor of its socket, or -1 if it is closed."""
+        """Return the file descriptor of the connection's socket, or -1 if the socket is closed."""
         socket = self._transport.get_extra_info("socket") if self._transport is not None else None
         return socket.fileno() if socket is not None else -1
 
     def give_up(self) -> None:
-        """Release all bytes: answer a body that is being read with 503, close a websocket, abort anything else."""
+        """End the connection, to release its bytes: answer 503 while a body is read, close a websocket, else abort."""
         if self._reading is not None:
             self._discarding, self._refusal = True, too_much()
             self.hold(incoming=0, body=0)
-            self._reading.reschedule(self._loop.time())  # `reading` ends at once and raises the refusal.
+            self._reading.reschedule(self._loop.time())  # `reading` then raises the refusal at once.
         elif self.phase == "websocket" and not self.unsent:
             # Nothing is unsent, so the close frame goes out at once.
             self.close_websocket(WSCloseCode.TRY_AGAIN_LATER)
@@ -193,7 +193,7 @@ class ClientConnection(asyncio.Protocol):
         self._release()
 
     def answer(self, error: ApiError) -> None:
-        """Answer an error in place of the application, once.
+        """Send an error in place of the application's answer, at most once.
 
         The client has TO_READ_REFUSAL_S to read it before `Connections.sweep` aborts the connection.
         """
@@ -205,41 +205,41 @@ class ClientConnection(asyncio.Protocol):
         self._release()
 
     def abort(self) -> None:
-        """Close the connection without sending what is unsent."""
+        """Close the connection at once; unsent bytes are lost."""
         if self._transport is not None:
             self._transport.abort()
         self._release()
 
     def _release(self) -> None:
-        """Hold no bytes from now on."""
+        """Count no bytes as in flight from now on."""
         self.hold(0, 0, 0, 0)
         self.given_up = True
 
     def _enter(self, phase: Phase) -> None:
         if self.given_up:
-            return  # The handler of an aborted connection ends later than the connection.
+            return  # The handler of an aborted connection may end, and call this, after the connection.
         self.phase, self.since = phase, self._loop.time()
         self._supervisor.moved(self)
 
 
 def full() -> ApiError:
-    """Return the answer to a connection beyond --max-connections."""
+    """Return the error for a connection beyond --max-connections."""
     return unavailable("the server has reached its maximum number of connections", "too_many_connections")
 
 
 def too_much() -> ApiError:
-    """Return the answer to the largest holder when there are more than --bytes-in-flight."""
+    """Return the error for the connection with most bytes when more than --bytes-in-flight are in flight."""
     message = "the server has too many bytes in flight, and this connection holds most of them"
     return unavailable(message, "too_many_bytes")
 
 
 def too_slow(what: str, seconds: float) -> ApiError:
-    """Return the answer to a request whose headers or body (`what`) are late."""
+    """Return the error for a request whose headers or body are late. what: "headers" or "body"."""
     return ApiError(408, f"the {what} did not arrive within {seconds:g} s", "timeout_error", code=f"{what}_timeout")
 
 
 def plain_answer(error: ApiError) -> bytes:
-    """Return the bytes of a whole HTTP answer with an error."""
+    """Return a complete HTTP answer with an error, as bytes."""
     body = error.encode()
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
     lines = [f"{name}: {value}" for name, value in (headers | error.headers).items()]

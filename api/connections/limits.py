@@ -1,4 +1,4 @@
-"""The limits of connections, from the options and from the limit on open files."""
+"""The limits of client connections, from the server's options and the process's limit on open files."""
 
 import sys
 from contextlib import suppress
@@ -9,27 +9,27 @@ from baton.api.config import Config
 if sys.platform != "win32":
     import resource
 
-OTHER_DESCRIPTORS = 256  # reserved for files, pipes of threads, libraries
+OTHER_DESCRIPTORS = 256  # file descriptors reserved for everything but connections
 REFUSALS = 64
 UNLIMITED = 2**20  # descriptors assumed where the system sets no limit
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Maxima of connections. Times are in seconds."""
+    """Limits of client connections. Times are in seconds."""
 
-    connections: int  # served at once
-    refusals: int  # that read their 503 at once; more are aborted
-    held: int  # bytes in flight on all connections
-    headers: float  # from a request's first byte to the end of its headers
-    body: float  # for the whole body
-    idle: float  # between requests
-    unread: float  # without the client reading any of its answer
-    websocket: float  # without a byte from a websocket's client
+    connections: int  # connections served at once
+    refusals: int  # refused connections that stay open at once to read their 503; further ones are aborted
+    held: int  # bytes in flight on all connections together
+    headers: float  # time from a request's first byte to the end of its headers
+    body: float  # time for reading a request's whole body
+    idle: float  # time between two requests
+    unread: float  # time during which the client reads nothing of its answer
+    websocket: float  # time without a byte from the client of a websocket
 
 
 def connection_limits(config: Config) -> ConnectionLimits:
-    """Return the limits. The number of connections is capped by the limit on open files."""
+    """Return the limits that the options set. The limit on open files caps the number of connections."""
     return ConnectionLimits(
         connections=max(1, min(config.max_connections, descriptor_limit() - OTHER_DESCRIPTORS - REFUSALS)),
         refusals=REFUSALS,
@@ -46,7 +46,7 @@ def raise_descriptor_limit() -> None:
     """Raise the limit on open files to the hard limit."""
     if sys.platform != "win32":
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        with suppress(ValueError, OSError):  # Some systems refuse a limit of infinity.
+        with suppress(ValueError, OSError):  # Some systems refuse an infinite soft limit.
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 

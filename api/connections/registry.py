@@ -1,4 +1,4 @@
-"""All connections: limits on their number and on their bytes in flight, and the end of those without progress."""
+"""The set of all connections: it limits their number and bytes in flight, and ends those without progress."""
 
 import asyncio
 import select
@@ -15,28 +15,28 @@ from baton.api.connections.limits import ConnectionLimits
 BACKLOG = 1024
 SWEEP_S = 1.0
 TO_READ_REFUSAL_S = 2.0  # time for a client to read the 503 of a refused connection
-BEGINNING_S = 1.0  # headers younger than this may be complete, with their handler about to start
-GONE = getattr(select, "POLLRDHUP", 0)  # the peer has closed its side; Linux only
+BEGINNING_S = 1.0  # a request that began so recently may be complete, and its handler about to start
+GONE = getattr(select, "POLLRDHUP", 0)  # poll event: the client has closed its side; Linux only
 
 
 class Connections:
-    """The set of all connections."""
+    """The set of all client connections."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.held = 0  # bytes in flight on all connections
-        self.ended: Counter[str] = Counter()  # connections that the server ended, by reason
+        self.ended: Counter[str] = Counter()  # how many connections the server ended, by reason
         self._server: web.Server | None = None
         self._listening: asyncio.Server | None = None
-        self._served: dict[web.RequestHandler, ClientConnection] = {}  # by aiohttp's protocol
-        self._silent: dict[ClientConnection, None] = {}  # without a request; longest silent first
-        self._refused: set[ClientConnection] = set()  # while their clients read the 503
+        self._served: dict[web.RequestHandler, ClientConnection] = {}  # connections by aiohttp's protocol object
+        self._silent: dict[ClientConnection, None] = {}  # connections without a request, longest silent first
+        self._refused: set[ClientConnection] = set()  # refused connections whose clients may still read the error
 
     def __len__(self) -> int:
         return len(self._served)
 
     def of(self, request: web.BaseRequest) -> ClientConnection:
-        """Return the connection that a request came on."""
+        """Return the connection on which a request arrived."""
         return self._served[request.protocol]
 
     async def listen(self, server: web.Server, host: str, port: int) -> tuple[Any, ...]:
@@ -47,12 +47,12 @@ class Connections:
         return cast(tuple[Any, ...], self._listening.sockets[0].getsockname())
 
     def served_by(self, server: web.Server) -> Callable[[], ClientConnection]:
-        """Return the factory that makes a protocol for each new connection."""
+        """Return the factory that makes a ClientConnection for each new connection to `server`."""
         self._server = server
         return lambda: ClientConnection(self)
 
     async def close(self, app: web.Application) -> None:
-        """Accept no more connections."""
+        """Stop listening: accept no more connections. Existing connections stay open."""
         if self._listening is not None:
             self._listening.close()
 
@@ -86,7 +86,7 @@ class Connections:
                 self._refused.add(connection)
 
     def count(self, more: int) -> None:
-        """Count `more` bytes in flight, or fewer if negative. Above the limit the largest holders give up."""
+        """Change the bytes in flight by `more`. Above the limit, end connections, the one with most bytes first."""
         self.held += more
         while more > 0 and self.held > self.limits.held:
             self._end(max(self._served.values(), key=lambda connection: connection.held), "bytes")
@@ -105,7 +105,7 @@ class Connections:
         return False
 
     def _refuse(self, connection: ClientConnection) -> None:
-        """Count a refusal. Abort at once if too many clients are still reading theirs."""
+        """Count a refused connection. Abort it at once if too many clients are still reading their 503."""
         self.ended["refused"] += 1
         if len(self._refused) >= self.limits.refusals:
             connection.abort()
@@ -119,7 +119,7 @@ class Connections:
             self.sweep(asyncio.get_running_loop().time())
 
     def sweep(self, now: float) -> None:
-        """End the connections that exceed a time limit, whose client has left, or that were refused a while ago."""
+        """End connections that exceed a time limit, that their client has left, or that were refused a while ago."""
         connections = list(self._served.values())
         for connection in connections:
             if why := self._stuck(connection, now):
@@ -131,7 +131,7 @@ class Connections:
                 connection.abort()
 
     def _stuck(self, connection: ClientConnection, now: float) -> str | None:
-        """Return the time limit that a connection exceeds, if any."""
+        """Return the name of the time limit that a connection exceeds, or None."""
         unsent, limits = connection.count_unsent(), self.limits
         match connection.phase:
             case _ if unsent and now - connection.last_read > limits.unread:
@@ -160,7 +160,7 @@ class Connections:
 
 
 def departed(connections: Sequence[ClientConnection]) -> list[ClientConnection]:
-    """Return the connections with paused reading whose client has disconnected, which asyncio did not notice."""
+    """Return the connections whose client has disconnected while reading was paused: asyncio does not notice that."""
     if not hasattr(select, "poll"):
         return []
     deaf = {connection.descriptor(): connection for connection in connections if connection.is_deaf()}

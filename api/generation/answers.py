@@ -1,4 +1,7 @@
-"""Complete answers, collected from the outputs of the ring's requests; their usage and their fields of the log line."""
+"""Complete answers, collected from the outputs of the ring's requests; their token counts, also for the log line.
+
+A *member* is one request of a generation; a generation holds the requests of one HTTP call (`outputs.py`).
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,12 +16,12 @@ from baton.api.generation.outputs import Generation, Member
 from baton.api.generation.served_model import Text
 
 LEAST_LOGPROB = -9999.0  # stands for -inf, which JSON cannot express
-TOKEN_SIZE = 10  # decoding one token takes as long as encoding this many characters
+TOKEN_SIZE = 10  # decoding one token takes as long as encoding so many characters
 
 
 @dataclass
 class Answer:
-    """All outputs of one member so far, joined."""
+    """The joined outputs of one request (a member of a generation) so far."""
 
     texts: list[str] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
@@ -28,7 +31,7 @@ class Answer:
     stop_reason: str | int | None = None  # the stop string or token id that ended the answer, if one did
 
     def add(self, output: Output) -> None:
-        """Append the member's next output."""
+        """Append the next output of the request."""
         self.texts.append(output.text)
         self.ids += tokens.unpack(output.tokens)
         self.logprobs += output.logprobs
@@ -54,7 +57,7 @@ async def collect(generation: Generation) -> list[Answer]:
 
 
 def logprobs_size(answers: Sequence[Answer]) -> int:
-    """Estimate the work of writing all log probabilities, tokens as text, for `off_loop`: in characters to encode."""
+    """Estimate the work of writing log probabilities with tokens as text, as a number of characters for `off_loop`."""
     items = (item for answer in answers for item in (*answer.prompt_logprobs, *answer.logprobs))
     return TOKEN_SIZE * sum(1 + len(item.top) + len(item.id_logprobs) for item in items)
 
@@ -62,9 +65,9 @@ def logprobs_size(answers: Sequence[Answer]) -> int:
 class PromptTokensDetails(Struct, omit_defaults=True):
     """How much of the prompt came from the cache. `matched_tokens` and `lost` are extensions of OpenAI's format."""
 
-    cached_tokens: int  # tokens that were not computed again
-    matched_tokens: int  # tokens that the cache knew, with or without a state
-    lost: str = ""  # why deeper states are gone, if some are: the miss reasons, comma-separated
+    cached_tokens: int  # prompt tokens that were not computed, because a cached state had consumed them
+    matched_tokens: int  # prompt tokens that the cache knew, with or without a state at their end
+    lost: str = ""  # why cached_tokens is smaller than it could be: miss reasons, comma-separated; empty if it is not
 
 
 class CompletionTokensDetails(Struct):
@@ -86,9 +89,9 @@ def usage(
 ) -> Usage:
     """Return the token counts so far. A prompt with several choices is counted once.
 
-    choices: members of each prompt.
-    scoring: only prompts are scored; the token that this needs to draw is not counted.
-    reasoning_tokens: None if the endpoint does not separate reasoning.
+    choices: requests in the ring for each prompt.
+    scoring: only prompts are scored. Each request still draws one token, which is not counted.
+    reasoning_tokens: None if the endpoint does not separate reasoning from the answer.
     """
     firsts = generation.members[::choices]
     prompt = sum(member.prompt_tokens for member in firsts)
@@ -101,12 +104,12 @@ def usage(
 
 
 def why_lost(members: Sequence[Member]) -> str:
-    """Return why deeper states of these prompts are gone: distinct reasons, comma-separated; empty if none is."""
+    """Return why fewer tokens of these prompts were cached than could be: distinct miss reasons, comma-separated."""
     return ",".join(sorted({member.miss_reason for member in members if member.miss_reason}))
 
 
 def summary(generation: Generation) -> dict[str, Any]:
-    """Return the fields of the canonical log line. Times are milliseconds since the request's submission."""
+    """Return the generation's fields of the canonical log line. Times are milliseconds since submission."""
     members = generation.members
     start = generation.created_at
     admitted = [m.admitted_at for m in members if m.admitted_at is not None]
@@ -131,7 +134,7 @@ def milliseconds(seconds: float) -> float:
 
 
 def token_text(text: Text, id: int) -> str:
-    """Decode one token by itself. A part of a character becomes U+FFFD."""
+    """Decode one token by itself. A token that is only a part of a character becomes U+FFFD."""
     return text.decode([id], skip_special_tokens=False)
 
 
@@ -141,7 +144,7 @@ def finite(logprob: float) -> float:
 
 
 def drop_output(answers: Sequence[Answer]) -> None:
-    """Remove from each answer the token that was drawn only because scoring a prompt needs a step."""
+    """Remove from each answer its only token, which was drawn because scoring a prompt needs a step."""
     for answer in answers:
         answer.texts, answer.ids, answer.logprobs = [], [], []
         answer.finish_reason, answer.stop_reason = "length", None

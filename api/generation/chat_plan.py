@@ -1,4 +1,4 @@
-"""A chat request, read once: its prompt, the grammar of its output, and the parser of its output."""
+"""Plans of chat requests: the prompt, the grammar of the output, and the parser of the output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,31 +18,31 @@ from baton.models.text.template import Beginning
 
 @dataclass(frozen=True)
 class ChatInput:
-    """The parts of a chat body that decide its prompt and its output, in terms that every chat API shares."""
+    """The parts of a chat request's body that decide the prompt and the output, in a form that all chat APIs share."""
 
     messages: list[Message]
     ending: Ending = "answer"
-    variables: dict[str, Any] = field(default_factory=dict)  # more variables of the chat template
+    variables: dict[str, Any] = field(default_factory=dict)  # further variables for the chat template
     tools: ToolUse = NO_TOOLS
-    output: GrammarWriters = field(default_factory=dict)  # the format of the answer; empty: any text
+    output: GrammarWriters = field(default_factory=dict)  # required format of the answer; empty: any text
     beginnings: Sequence[Beginning] = ()  # parts of the chat after which the client asks for a checkpoint
 
 
 @dataclass(frozen=True)
 class ChatPlan:
-    """Everything that follows from a chat body: the prompt, the grammar, and how to parse the output."""
+    """The plan of a chat request: its prompt, the grammar of its output, and the tools that parsing needs."""
 
     model: ServedModel
     prompt: Prompt
     tools: ToolUse
-    grammar: str  # for SamplingParams; empty: the output may be any text
+    grammar: str  # text of the output's grammar, for SamplingParams; empty: any output is allowed
 
     def parser(self, id: str = "") -> ParsedAnswer:
-        """Return a parser for the outputs of one choice. id: of its request in the ring; call ids derive from it."""
+        """Return a parser for one choice's outputs. id: id of the choice's request; tool call ids derive from it."""
         return ParsedAnswer(self.model, self.prompt, self.tools, id)
 
     def parse(self, answer: Answer, id: str = "") -> ParsedAnswer:
-        """Parse an answer that is complete."""
+        """Parse a complete answer. id: as for `parser`."""
         return ParsedAnswer.of(answer, self.model, self.prompt, self.tools, id)
 
 

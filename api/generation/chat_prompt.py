@@ -1,4 +1,4 @@
-"""From the messages of a chat to its prompt, rendered by the model's chat template."""
+"""Rendering of a chat's messages to a prompt, with the model's chat template."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,23 +15,24 @@ from baton.api.generation.tools import Tool
 from baton.models.text.formats.content import Chat
 from baton.models.text.template import Beginning
 
-# Template variables that the server sets itself.
+# Template variables that the server sets; clients must not set them.
 RESERVED = frozenset(
     {"self", "messages", "beginnings", "add_generation_prompt", "continue_final_message", "salt", "tools", "documents"}
 )
 MAX_TEMPLATE_KWARGS = 64
 TEMPLATE_LIMIT_S = 10.0
-MAX_ESCAPE = 6  # most characters that JSON needs to write one
-PROMPT_END = 64  # tokens at the prompt's end that are searched for an open reasoning marker
+MAX_ESCAPE = 6  # maximum characters of JSON for one character of text
+PROMPT_END = 64  # how many tokens at the prompt's end are searched for an open reasoning marker
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 SWITCHES = ("enable_thinking", "thinking")  # template variables that turn reasoning on or off
 
-# How a prompt ends: at the beginning of an answer, inside the final message, which the model continues, or after it.
+# How a prompt ends: "answer": an answer begins; "message": the model continues the last message; "closed": after the
+# last message.
 Ending: TypeAlias = Literal["answer", "message", "closed"]
 
 
 def read_ending(add_generation_prompt: bool | None, continue_final_message: bool) -> Ending:
-    """Decide how the prompt ends, from the fields of the same names. Raises ApiError 400."""
+    """Return how the prompt ends, given the body's fields of the same names. Raises ApiError 400 if both are true."""
     if add_generation_prompt and continue_final_message:
         message = "add_generation_prompt and continue_final_message cannot both be true"
         raise errors.bad_request(message, "continue_final_message", "invalid_value")
@@ -41,12 +42,13 @@ def read_ending(add_generation_prompt: bool | None, continue_final_message: bool
 
 
 def effort_variables(model: ServedModel, effort: str | None, at: str) -> dict[str, Any]:
-    """Return the template variables that set the reasoning effort. Raises ApiError 400 for an effort it cannot express.
+    """Return the chat template variables that set the reasoning effort.
 
-    A template may know all levels (`reasoning_effort`), or have only a switch (see SWITCHES). With neither, a reasoning
-    model always reasons: it accepts every level but "none", without effect. Other models accept only "none".
+    A template may have a variable for all levels (`reasoning_effort`), or only a switch (see SWITCHES). With neither, a
+    reasoning model always reasons: it accepts every level but "none", without effect. Other models accept only "none".
+    Raises ApiError 400 for other efforts.
 
-    at: the field's name, for error messages.
+    at: the name of the field, for error messages.
     """
     if effort is None:
         return {}
@@ -65,7 +67,7 @@ def effort_variables(model: ServedModel, effort: str | None, at: str) -> dict[st
 
 
 class Render(Protocol):
-    """The signature of `render`, for functions that can take its place."""
+    """The signature of `render` and of functions that replace it, such as `render_what_fits`."""
 
     async def __call__(
         self,
@@ -90,10 +92,10 @@ async def render(
     *,
     salt: str,
 ) -> Prompt:
-    """Render a chat with the model's template. Raises ApiError 400 if there is no template, or it refuses the chat.
+    """Render a chat with the model's template. Raises ApiError 400 if there is no template or the template refuses.
 
     beginnings: parts of the chat at whose ends the client asks for a checkpoint.
-    salt: the cache salt; rendered pieces are remembered and reused only under the same salt.
+    salt: the cache salt; the tokens of rendered text are remembered, and reused only under the same salt.
     """
     if not model.text.has_chat_template:
         message = "the model has no chat template: use /v1/completions"
@@ -128,18 +130,18 @@ async def render(
 
 
 def with_own_ids(model: ServedModel, chat: Chat) -> Chat:
-    """Replace the call ids that clients use by those that the model writes itself, if its format has such."""
+    """Replace clients' tool call ids with ids of the model's own format, if the format of its calls contains ids."""
     return chat if model.formats.tools is None else model.formats.tools.own_ids(chat)
 
 
 def least_length(message: Message) -> int:
-    """Return a lower bound of the characters that the template shows of a message. It may leave out reasoning."""
+    """Return a lower bound of a message's rendered characters, without reasoning, which the template may leave out."""
     calls = message.get("tool_calls", ())
     return len(message["content"]) + sum(len(msgspec.json.encode(call["function"])) // MAX_ESCAPE for call in calls)
 
 
 def check_calls(model: ServedModel, messages: Sequence[Message]) -> None:
-    """Raise ApiError 400 if a message has tool calls and the template would silently drop them."""
+    """Raise ApiError 400 if a message has tool calls that the template would silently drop."""
     if any("tool_calls" in message for message in messages):
         shown = any("tool_calls" in source for source in model.text.templates.values())
         if not shown:

@@ -1,6 +1,6 @@
-"""The sampling fields of all generating endpoints: one table with types and ranges.
+"""The sampling fields of all generating endpoints, with their types and ranges, in one Struct: SamplingFields.
 
-The Struct of each endpoint inherits the table. `request_builder` reads from it, by name, values for the ring's Request.
+The Struct of each endpoint inherits from it. `request_builder` takes values for the ring's Request from its fields.
 """
 
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ KeepHint: TypeAlias = Literal["soon", "never"]
 
 
 class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The table: how to sample and when to stop, under the names that every generating endpoint uses.
+    """The fields that say how to sample and when to stop, under the names that every generating endpoint uses.
 
-    None means the model's default from its generation_config.json, or else the default of the ring's Sampling.
+    None means the default in the model's generation_config.json, or else the default of the ring's Sampling.
     """
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
@@ -37,7 +37,7 @@ class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    logit_bias: dict[str, Bias] = field(default_factory=dict)  # by token id, as a decimal string
+    logit_bias: dict[str, Bias] = field(default_factory=dict)  # keys are token ids, as decimal strings
     seed: int | None = None  # None: a random seed
     stop: str | list[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
@@ -46,20 +46,20 @@ class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class DefaultFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """The fields that a model's generation_config.json may set, with the ranges that hold for clients."""
+    """The fields that a model's generation_config.json may set, with the same ranges as for clients."""
 
     max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
 
 
 class RequestFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """The sampling fields, and the other fields that chat completions, completions, responses and turns share."""
+    """The sampling fields, plus further fields that chat completions, completions, responses and turns share."""
 
     model: str | None = None
     min_tokens: Count = 0
     include_stop_str_in_output: bool = False
     stream: bool = False
     priority: Priority = 0
-    checkpoints: list[int] = field(default_factory=list)  # positions in the prompt at which the client asks for a state
+    checkpoints: list[int] = field(default_factory=list)  # positions in the prompt where the client wants checkpoints
     keep: KeepHint | None = None  # whether the client will continue from the answer's end: soon, or never
     prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None  # names the conversation; implies keep "soon"
 
@@ -69,35 +69,35 @@ class RequestFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 
 
 class SamplingParams(SamplingFields, kw_only=True):
-    """The parameters of one sequence, under the same names for all endpoints. `build_request` reads them."""
+    """The parameters of one sequence, with the same names for all endpoints: the input of `build_request`."""
 
-    max_tokens: int | None = None  # None: the model's default, or else all that its context length leaves
+    max_tokens: int | None = None  # None: the model's default, or else all that the context length leaves
     min_tokens: int = 0
     keep_stop: bool = False  # the answer's text includes the stop string that ended it
     priority: int = 0
     salt: str = ""
-    # The next six are those of the ring's Request.
+    # The next six fields have the meaning of the fields with the same names in the ring's Request.
     logprobs: int | None = None
     prompt_logprobs_from: int | None = None
     logprob_ids: tuple[int, ...] = ()
     grammar: str = ""
     checkpoints: tuple[int, ...] = ()
     keep: Keep = ""
-    names: Mapping[str, str] = {}  # the endpoint's own names of fields, for error messages
+    names: Mapping[str, str] = {}  # the endpoint's names of fields that differ, for error messages
 
     def name(self, field: str) -> str:
-        """Return the name that the client knows the field by."""
+        """Return the endpoint's name of a field, for error messages."""
         return self.names.get(field, field)
 
 
 def sampling_params(fields: SamplingFields, **own: Any) -> SamplingParams:
-    """Copy the table's fields, and add `own`: those that the endpoint names differently or computes."""
+    """Copy the sampling fields, and add `own`: the parameters that the endpoint names differently or computes."""
     shared = {name: getattr(fields, name) for name in SamplingFields.__struct_fields__}
     return SamplingParams(**shared | own)
 
 
 def request_params(fields: RequestFields, **own: Any) -> SamplingParams:
-    """Copy the shared fields of a request, and add `own` as `sampling_params` does."""
+    """Copy the fields of RequestFields, and add `own`: parameters that the endpoint names differently or computes."""
     shared = {
         "min_tokens": fields.min_tokens,
         "keep_stop": fields.include_stop_str_in_output,
@@ -119,5 +119,5 @@ def check_defaults(defaults: Mapping[str, float]) -> None:
 
 
 def seed_of(seed: int | None, index: int) -> int | None:
-    """Return the seed of choice `index`: choices differ from each other, and a repeated request gets the same."""
+    """Return the seed of choice `index`. Choices get different seeds, and a repeated request gets the same seeds."""
     return None if seed is None else seed + index

@@ -39,13 +39,13 @@ from baton.api.generation.request_context import RequestContext
 
 
 class Observer(Protocol):
-    """Measures when tokens arrive from the ring, independent of how fast clients read. Times are in seconds."""
+    """An interface for measuring when tokens arrive from the ring, however fast clients read. Times are in seconds."""
 
     def first_tokens(self, waited: float, count: int) -> None:
         """Note the first `count` tokens of a request, which arrived `waited` seconds after its submission."""
 
     def tokens(self, gap: float, count: int) -> None:
-        """Note `count` more tokens; `gap` is the inter-token latency."""
+        """Note `count` further tokens; `gap` is the inter-token latency."""
 
 
 class Unobserved:
@@ -59,13 +59,13 @@ class Unobserved:
 
 
 class SessionRegistry(Protocol):
-    """The open sessions, as the gateway needs them."""
+    """The interface of the session store for the gateway."""
 
     def on_kept(self, message: Kept) -> None:
         """Note where a session's state is now."""
 
     def names(self) -> Iterable[Name]:
-        """Return the name and tokens of every session, for a ring that does not know them yet."""
+        """Return the name and tokens of every session, for a new ring, which does not know the sessions yet."""
 
 
 class NoSessions:
@@ -81,9 +81,9 @@ class NoSessions:
 class Gateway:
     """The actor named api. Its mailbox receives messages of the ring; HTTP handlers call its methods.
 
-    Everything runs in one event loop. A request id stays in use until the ring's last message about it, so that a late
-    output of an aborted request cannot reach another request. The gateway outlives the other actors: when they restart,
-    it submits every open request again.
+    Everything runs in one event loop. A request id stays in use until the ring's last message about that request:
+    otherwise a late output of an aborted request could reach a new request with the same id. The gateway outlives the
+    other actors: when they restart, it submits every open request again. A *member* is one request of a Generation.
     """
 
     def __init__(
@@ -92,25 +92,25 @@ class Gateway:
         """timeout: seconds after which a request ends with 504."""
         self.clock = clock
         self.sessions: SessionRegistry = NoSessions()
-        self.on_end: Callable[[Member], None] | None = None  # called when no more output of a member can reach a reader
-        self.hold_grammar: Callable[[str], object] = lambda grammar: None  # returns a handle that keeps it compiled
+        self.on_end: Callable[[Member], None] | None = None  # called when a member will get no further outputs
+        self.hold_grammar: Callable[[str], object] = lambda grammar: None  # its handle keeps a grammar compiled
         self.draining = False
-        self.paused: PauseMode | None = None  # the mode of the pause in effect
+        self.paused: PauseMode | None = None  # the mode of the current pause; None: not paused
         self._timeout = timeout
         self._observer: Observer = observer or Unobserved()
         self._send: Send | None = None
-        self._open: dict[str, Member] = {}  # by request id: members that still get outputs
-        self._abandoned: set[str] = set()  # aborted ids whose last message is still to come
+        self._open: dict[str, Member] = {}  # members that still get outputs, by request id
+        self._abandoned: set[str] = set()  # ids of aborted requests whose last message has not arrived yet
         self._tickets = count(1)  # numbers that match Flush, Suspend and Pause with their replies
         self._flushes: dict[int, asyncio.Future[None]] = {}
         self._suspending: dict[int, asyncio.Future[Suspended]] = {}
         self._pausing: dict[int, asyncio.Future[None]] = {}
         self._drained: asyncio.Future[list[str]] | None = None
-        self._lost: ApiError | None = None  # why the ring is gone for good
+        self._lost: ApiError | None = None  # why the ring has failed for good; None while it works
         self._changed = asyncio.Event()  # set when a request id is released
 
     def bind(self, send: Send) -> Self:
-        """Connect to the ring: messages leave through `send`. Returns the gateway, as the relay's factories do."""
+        """Connect the gateway to the ring: messages leave through `send`. Return the gateway, as the relay expects."""
         self._send = send
         return self
 
@@ -155,7 +155,7 @@ class Gateway:
     # For handlers
 
     def submit(self, requests: Sequence[Request], call: RequestContext | None = None) -> Generation:
-        """Submit the requests of one HTTP request to the ring. Raises 400 for an id in use, 503 while draining.
+        """Submit the requests of one HTTP request to the ring. Raises ApiError 400 for a used id, 503 while draining.
 
         call: the HTTP request, whose trace and flow the requests get.
         """
@@ -181,35 +181,35 @@ class Gateway:
         return generation
 
     def abandon(self, generation: Generation, reason: AbandonReason) -> None:
-        """Abort the members that have not ended, and drop what the ring still sends of them."""
+        """Abort the members that have not ended, and drop the outputs that the ring still sends for them."""
         for member in generation.members:
             id = member.request.id
-            if self._open.get(id) is member:  # After the member's end another request may have the same id.
+            if self._open.get(id) is member:  # After this member's end another request may have its id.
                 self._close(id)
                 self._abandoned.add(id)
                 self._post("scheduler", Abort(id, reason))
 
     def abort(self, id: str) -> None:
-        """End a request early; its reader gets finish_reason "abort". Does nothing if it is not open."""
+        """End a request early; its reader gets finish_reason "abort". Do nothing if the request is not open."""
         if id in self._open:
             self._abort([id])
 
     def abort_batch(self, rid: str) -> int:
-        """Abort the request `rid` and the members of the batch `rid`, which are named `rid_0`, `rid_1`, …
+        """Abort the request `rid` and the requests of the batch `rid`, whose ids are `rid_0`, `rid_1`, …
 
-        Returns how many were open.
+        Return how many of these requests were open.
         """
         own = [id for id in self._open if id == rid or (id.startswith(f"{rid}_") and id[len(rid) + 1 :].isdigit())]
         self._abort(own)
         return len(own)
 
     def abort_all(self) -> int:
-        """Abort every open request; returns how many there were."""
+        """Abort every open request. Return how many there were."""
         self._abort(self._open)
         return len(self._open)
 
     async def flush(self) -> None:
-        """Drop the radix tree and all copies of states; returns when that is done, on disk too."""
+        """Drop the radix tree and all copies of states. Return when all are dropped, those on disk included."""
         ticket = next(self._tickets)
         self._flushes[ticket] = asyncio.get_running_loop().create_future()
         try:
@@ -219,7 +219,7 @@ class Gateway:
             self._flushes.pop(ticket, None)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop stepping until `resume`. Returns when no step is in flight and, with "retract", all leases are home."""
+        """Stop stepping until `resume`. Return when no step is in flight and, with "retract", all leases are home."""
         ticket = next(self._tickets)
         self._pausing[ticket] = asyncio.get_running_loop().create_future()
         try:
@@ -230,14 +230,14 @@ class Gateway:
             self._pausing.pop(ticket, None)
 
     def resume(self) -> None:
-        """End a pause; does nothing otherwise."""
+        """End the current pause, if there is one."""
         self._post("scheduler", Continue())
         self.paused = None
 
     def name(self, session: str, salt: str, tokens: Tokens) -> None:
-        """Ask the cache to put the session's name on the deepest state at or below the end of `tokens`.
+        """Ask the cache to put the session's name on the deepest state at or before the end of `tokens`.
 
-        Does nothing before the ring exists: `name_all` names all sessions when it does.
+        Do nothing before the ring exists: `name_all` names all sessions as soon as it exists.
         """
         if self._send is not None:
             self._post("cache", Name(session, salt, tokens))
@@ -248,12 +248,12 @@ class Gateway:
             self._post("cache", Unname(session))
 
     def name_all(self) -> None:
-        """Name every session to a ring that is new."""
+        """Send the names of all sessions to a new ring."""
         for name in self.sessions.names():
             self._post("cache", name)
 
     async def suspend(self, session: str) -> Suspended:
-        """Move the session's state out of its slot; returns where it is after that."""
+        """Move the session's state out of its slot. Return the ring's report of where the state is then."""
         ticket = next(self._tickets)
         self._suspending[ticket] = asyncio.get_running_loop().create_future()
         try:
@@ -263,10 +263,10 @@ class Gateway:
             self._suspending.pop(ticket, None)
 
     async def drain(self, timeout_s: float, grace_s: float = 10.0) -> list[str]:
-        """Refuse new requests, give open ones `timeout_s` seconds, answer the rest 503; then send Drain round the ring.
+        """Refuse new requests, wait `timeout_s` seconds for open ones, answer the rest 503; then drain the ring.
 
-        Returns descriptions of leases that were not home at the end. Raises TimeoutError if the ring does not answer
-        within `grace_s` seconds, and ApiError if it is lost.
+        Return descriptions of the leases that were not home at the end. Raises TimeoutError if the ring does not answer
+        within `grace_s` seconds, and ApiError if the ring has failed for good.
         """
         self.draining = True
         try:
@@ -287,7 +287,7 @@ class Gateway:
             return await self._drained
 
     def lose_ring(self, error: ApiError) -> None:
-        """Give up the ring for good: answer all requests with `error`, and stop waiting for its messages."""
+        """Treat the ring as failed for good: answer all requests with `error`, and stop waiting for its messages."""
         self.draining, self._lost = True, error
         self.fail_all(error)
         self._abandoned.clear()
@@ -319,9 +319,10 @@ class Gateway:
             self._post("scheduler", Abort(id))
 
     def _resubmit(self) -> None:
-        """Repeat to the restarted actors everything that the old ones still owed, or settle it here.
+        """Repeat all unanswered requests and commands to the restarted actors, or answer them here.
 
-        Their tree and pools are empty, so suspended states are lost, and their sessions continue from tokens.
+        Tree and pools are empty after a restart. Pending suspensions are therefore answered with "tokens": the state is
+        lost, and the session will continue from its tokens.
         """
         self._abandoned.clear()
         self._changed.set()
@@ -342,7 +343,7 @@ class Gateway:
             self._post("scheduler", Drain())
 
     def _pause_again(self) -> None:
-        """Pause the new scheduler too. If the pause was ended by now, release the callers that still wait for it."""
+        """Pause the new scheduler too. If the pause has ended by now, release the callers still waiting in `pause`."""
         if self.paused is None:
             for pause in self._pausing.values():
                 if not pause.done():
@@ -359,7 +360,7 @@ class Gateway:
             return
         now = self.clock()
         if member.admitted_at is None and not output.tokens and output.finish_reason is None:
-            member.admitted_at = now  # Results reports an admission as an output without tokens.
+            member.admitted_at = now  # The result-processor reports an admission as an output without tokens.
         if output.completion_tokens > member.completion_tokens:
             self._time_tokens(member, now, output.completion_tokens - member.completion_tokens)
         first = member.first = member.first or output
@@ -388,8 +389,8 @@ class Gateway:
         self._last_word(ended.request)
         if member is None:
             return
-        # A resubmitted request may no longer fit the pool together with its output: then it ends like one that hit the
-        # length limit. Without output it is an error of the client.
+        # A resubmitted request may no longer fit the pool together with its output. It then ends with "length".
+        # A request without output never fit, and gets an error.
         grown = ended.reason == "too_large" and member.completion_tokens > 0
         if ended.reason == "aborted" or grown:
             member.finish_reason = "length" if grown else "abort"

@@ -1,4 +1,7 @@
-"""From the chat messages that clients send to those that chat templates read."""
+"""Conversion of the chat messages that clients send into the messages that chat templates read.
+
+at: the path of a value in the body, such as messages[0].content, which error messages name.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -10,12 +13,12 @@ from baton.api.generation.offload import off_loop
 from baton.api.generation.request_builder import too_long
 from baton.api.generation.served_model import ServedModel
 
-# The role that templates know, by the role that clients send.
+# Maps each role that clients may send to the role that templates get.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 PASSED_ON = frozenset({"name"})  # optional strings that go to the template unchanged
-OF_ASSISTANTS = ("reasoning_content", "reasoning")  # two names of the same field
-# Fields of answers that clients send back with their history.
+OF_ASSISTANTS = ("reasoning_content", "reasoning")  # two names of the field with an assistant's reasoning
+# Fields of an API's answers, which clients send back in their history. They are ignored.
 IGNORED = frozenset(
     {
         "type",
@@ -30,7 +33,7 @@ IGNORED = frozenset(
     }
 )
 TEXT_ONLY = "only text parts are supported"
-MESSAGE_SIZE = 100  # reading one message takes as long as encoding this many characters
+MESSAGE_SIZE = 100  # reading one message takes as long as encoding so many characters
 MAX_CALLS = 128
 
 T = TypeVar("T")
@@ -39,14 +42,14 @@ Message: TypeAlias = dict[str, Any]
 
 
 async def read_messages(model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Read messages whose contents are text. Raises ApiError 400, which names the place."""
+    """Read messages whose contents are text. Raises ApiError 400, which names the wrong field."""
     return await read_each(model, messages, read_message, "messages")
 
 
 async def read_each(model: ServedModel, items: Sequence[T], read: Callable[[T, str, str], R], field: str) -> list[R]:
-    """Call `read(item, place, between)` on each item; `between` is what the template puts between the parts of a text.
+    """Return `read(item, at, between)` for each item; `between` is the template's separator of a text's parts.
 
-    Each item is at least one token, so more items than the model's length are refused before any is read.
+    Each item has at least one token, so a list with more items than the model's length is refused unread.
     """
     if len(items) > model.max_model_len:
         raise too_long(model, f"{len(items)} messages", field)
@@ -60,7 +63,7 @@ async def read_each(model: ServedModel, items: Sequence[T], read: Callable[[T, s
 
 
 def read_message(message: Mapping[str, Any], at: str, between: str = "") -> Message:
-    """Read one message. Templates see its role, its content, and the fields that belong to its role."""
+    """Read one message. Return the fields that templates read: role, content, and the fields that the role may have."""
     fields = {name: value for name, value in message.items() if value is not None and name not in IGNORED}
     role = read_role(fields.pop("role", None), f"{at}.role")
     own: Message = {}
@@ -68,7 +71,7 @@ def read_message(message: Mapping[str, Any], at: str, between: str = "") -> Mess
         own = read_assistant(fields, at)
     elif role == "tool":
         own = {"tool_call_id": read_string(fields.pop("tool_call_id", None), f"{at}.tool_call_id")}
-    # Clients send content null for an assistant that said nothing, or only called tools.
+    # Clients send content null if the assistant said nothing, or only called tools.
     silent = role == "assistant" and ("content" in message or "tool_calls" in own)
     content = fields.pop("content", "" if silent else None)
     if content is None:
@@ -92,7 +95,7 @@ def read_role(role: object, at: str) -> str:
 
 
 def read_assistant(fields: Message, at: str) -> Message:
-    """Take out of `fields` what only an assistant's message has: its reasoning and its tool calls."""
+    """Remove from `fields` the reasoning and tool calls of an assistant's message, and return them."""
     if fields.pop("function_call", None):
         raise errors.unsupported(f"{at}.function_call", "is not supported: use tool_calls")
     calls = fields.pop("tool_calls", None)
@@ -125,9 +128,9 @@ def read_call(call: object, at: str) -> dict[str, Any]:
 
 
 def call_message(id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Return a call as templates know it.
+    """Return a tool call in the format of chat templates.
 
-    arguments: JSON. If it is not an object, as in a call that was cut off, the template gets the text itself.
+    arguments: a JSON object. Text that is no JSON object, as in a call that was cut off, is passed on as text.
     """
     try:
         parsed = msgspec.json.decode(arguments or "{}")
@@ -152,7 +155,7 @@ def read_string(value: object, at: str) -> str:
 
 
 def read_content(content: object, at: str, between: str) -> str:
-    """Read a string, or join a list of text parts with `between`."""
+    """Return a message's content: a string as it is, or a list of text parts joined with `between`."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

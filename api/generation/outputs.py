@@ -1,4 +1,7 @@
-"""The ring's outputs for one HTTP request, and the queue between the ring and the request's reader."""
+"""The ring's outputs for one HTTP request, queued for the request's one reader.
+
+One HTTP request becomes a Generation, and each of its sequences a Member: one request in the ring.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,12 +15,12 @@ from baton.api import errors
 from baton.api.errors import ApiError
 from baton.api.generation.request_context import RequestContext
 
-MERGE_ABOVE = 64  # pending outputs beyond which they are merged into one
+MERGE_ABOVE = 64  # with more pending outputs than this, all are merged into one
 AbandonReason: TypeAlias = Literal["aborted", "timeout"]
 
 
 class GenerationGateway(Protocol):
-    """The gateway, as a generation sees it."""
+    """The interface of the gateway for a generation."""
 
     clock: Callable[[], float]
 
@@ -27,9 +30,9 @@ class GenerationGateway(Protocol):
 
 @dataclass
 class Member:
-    """One request in the ring, and its outputs so far. Times are seconds on the gateway's clock, None until then."""
+    """One request in the ring and its outputs. Times are seconds on the gateway's clock, None before the event."""
 
-    index: int  # its place in the generation
+    index: int  # the member's index in the generation
     request: Request
     generation: "Generation"
     submitted_at: float
@@ -40,12 +43,12 @@ class Member:
     completion_tokens: int = 0
     finish_reason: str | None = None
     first: Output | None = None
-    """The first output, which says what the cache had. Not replaced after a retraction or a restart."""
+    """The first output, which says what the cache had. It stays the first even after a retraction or a restart."""
     delivered: bytearray = field(default_factory=bytearray)  # all output tokens so far, packed, for a resubmission
-    shown: int = 0  # characters of text that came with them
+    shown: int = 0  # characters of the text of all outputs so far
     aborted: bool = False
     grammar: object = None  # a handle that keeps the request's grammar compiled
-    pending: list[Output] = field(default_factory=list)  # not yet read; merged beyond MERGE_ABOVE
+    pending: list[Output] = field(default_factory=list)  # outputs that the reader has not taken yet
 
     @property
     def cached_tokens(self) -> int:
@@ -70,7 +73,7 @@ class Member:
             self.pending = [merge(self.pending)]
 
     def take(self) -> Output | None:
-        """Return everything pending as one output; None if nothing is."""
+        """Return all pending outputs as one, or None if nothing is pending."""
         if not self.pending:
             return None
         output = self.pending[0] if len(self.pending) == 1 else merge(self.pending)
@@ -79,7 +82,7 @@ class Member:
 
 
 def merge(outputs: Sequence[Output]) -> Output:
-    """Merge consecutive outputs of one request: join texts, tokens and log probabilities, keep the last counts."""
+    """Merge consecutive outputs of one request: join texts, tokens and log probabilities; keep the last counts."""
     return replace(
         outputs[-1],
         text="".join(o.text for o in outputs),
@@ -115,23 +118,23 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether every member has ended and the reader has read everything."""
+        """Whether every member has ended and the reader has taken all outputs."""
         return all(m.finish_reason is not None and not m.pending for m in self.members)
 
     @property
     def error(self) -> ApiError | None:
-        """The error that the reader gets, or got, instead of the end of the outputs."""
+        """The error that `next` raises to the reader instead of returning the last outputs; None without a failure."""
         return self._error
 
     @property
     def age(self) -> float:
-        """Seconds since submission; stops when the reader closes."""
+        """Seconds from submission until now, or until the reader closed the generation."""
         return (self.ended_at if self.ended_at is not None else self._gateway.clock()) - self.created_at
 
     async def next(self, wait: float | None = None) -> list[tuple[int, Output]]:
-        """Return the outputs since the last call, as (member's index, output); empty after `wait` seconds without any.
+        """Return the outputs since the last call, as (member index, output); none after `wait` seconds without outputs.
 
-        Raises ApiError if the request failed: then nothing more will come.
+        Raises ApiError if the generation has failed; no outputs follow then.
         """
         while True:
             if self._error is not None:
@@ -143,7 +146,7 @@ class Generation:
                 return []
 
     async def _woken(self, wait: float | None) -> bool:
-        """Wait at most `wait` seconds for `wake`; return whether it came. asyncio.timeout costs 10 µs more a token."""
+        """Wait at most `wait` seconds for `wake`; return whether it came. asyncio.timeout would add 10 µs a token."""
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
         timer = loop.call_later(wait, self._answer_waiter, False) if wait is not None else None
@@ -154,7 +157,7 @@ class Generation:
                 timer.cancel()
 
     def wake(self) -> None:
-        """Wake the reader for new outputs, an end or an error."""
+        """Wake the reader, because of new outputs, an end or an error."""
         self._answer_waiter(True)
 
     def _answer_waiter(self, woken: bool) -> None:
@@ -162,7 +165,7 @@ class Generation:
             self._waiter.set_result(woken)
 
     def fail(self, error: ApiError, reason: AbandonReason = "aborted") -> None:
-        """Abort the members that have not ended, and raise `error` in the reader."""
+        """Abort the members that have not ended, and make `next` raise `error` to the reader."""
         if self._error is None and not self.finished:
             self._error = error
             self._gateway.abandon(self, reason)

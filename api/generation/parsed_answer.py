@@ -1,4 +1,4 @@
-"""Parsing of one member's outputs into answer text, reasoning and tool calls."""
+"""Parsing of one request's outputs into answer text, reasoning and tool calls."""
 
 import re
 import uuid
@@ -16,8 +16,8 @@ from baton.api.generation.tools import NO_TOOLS, ToolUse
 from baton.models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
 from baton.models.text.formats.parser import OutputParser
 
-# Tokens. The end of reasoning is searched for in windows that overlap, so that no marker is cut: a marker with its
-# surroundings is shorter than OVERLAP.
+# Sizes in tokens. The marker that ends reasoning is searched for in overlapping windows. A marker with its surroundings
+# is shorter than OVERLAP, so one window always contains all of it.
 WINDOW, OVERLAP = 64, 32
 
 
@@ -28,8 +28,8 @@ class CalledTool:
     id: str
     name: str
     namespace: str = ""
-    pieces: list[str] = field(default_factory=list)  # of its arguments, as JSON
-    whole: bool = False  # the arguments are a complete JSON object; else the beginning of one
+    pieces: list[str] = field(default_factory=list)  # parts of the arguments' JSON, in order
+    whole: bool = False  # whether the arguments are a complete JSON object, rather than a part of one
 
     @property
     def arguments(self) -> str:
@@ -37,22 +37,22 @@ class CalledTool:
 
 
 class ParsedAnswer:
-    """The outputs of one member, parsed as they come. The result does not depend on how the text is split."""
+    """The parsed outputs of one request so far. The result does not depend on how the text is split into outputs."""
 
     def __init__(self, model: ServedModel, prompt: Prompt, use: ToolUse = NO_TOOLS, id: str = "") -> None:
         """prompt: says whether the output begins inside reasoning.
 
-        use: the tools whose calls are looked for.
-        id: of the request; the ids of its calls derive from it, and are random without it.
+        use: the tools whose calls are recognized.
+        id: id of the request, from which call ids derive; without an id they are random.
         """
         formats = model.formats
         self._id = id.replace("_", "-").partition("-")[2] or uuid.uuid4().hex
         schemas = {tool.name: tool.parameters for tool in use.callable}
         self._namespaces = {tool.name: tool.namespace for tool in use.callable}
         self.calls: list[CalledTool] = []
-        """The calls so far, by the index in events. A call that was cut off is among them, with `whole` False."""
+        """The calls so far; events name a call by its index. Cut-off calls are included, with `whole` False."""
         self.finish_reason: str | None = None
-        """The member's; but "tool_calls" if the model stopped by itself and made a whole call."""
+        """The finish_reason of the request, or "tool_calls" if the model stopped by itself after a complete call."""
         self._parser = OutputParser(formats.reasoning, prompt.in_reasoning, formats.tools if schemas else None, schemas)
         self._most = None if use.parallel else 1  # calls beyond this many are dropped
         self._content: list[str] = []
@@ -78,17 +78,17 @@ class ParsedAnswer:
 
     @property
     def reasoning_tokens(self) -> int:
-        """The tokens up to the end of reasoning, markers included; 0 without reasoning."""
+        """The number of tokens up to the end of reasoning, markers included; 0 without reasoning."""
         return self._counter.count if self._reasoning else 0
 
     @property
     def plain(self) -> bool:
-        """Whether there is neither reasoning nor a call, not even a call that was cut off."""
+        """Whether the output has neither reasoning nor tool calls. A call that was cut off counts as a call."""
         return not self._reasoning and not self.calls
 
     @property
     def message(self) -> Message:
-        """The answer as a message for templates, without calls that were cut off, which they could not show."""
+        """The answer as a message for chat templates, without cut-off calls, which templates cannot show."""
         message: Message = {"role": "assistant", "content": self.content}
         if self._reasoning:
             message["reasoning_content"] = self.reasoning
@@ -98,23 +98,23 @@ class ParsedAnswer:
 
     @property
     def called(self) -> bool:
-        """Whether the answer has a whole call."""
+        """Whether the answer has at least one complete call."""
         return any(call.whole for call in self.calls)
 
     def add(self, output: Output) -> list[OutputEvent]:
-        """Parse the next output; return the events that are certain by now."""
+        """Parse the next output. Return the events of all text that no later text can reinterpret."""
         events = self.read(output.text, tokens.unpack(output.tokens))
         if output.finish_reason is not None:
             events += self.finish(output.finish_reason)
         return events
 
     def read(self, text: str, ids: Sequence[int]) -> list[OutputEvent]:
-        """Parse the next piece of text, with the tokens that it came from."""
+        """Parse the next text. ids: the tokens of this text."""
         self._counter.add(ids)
         return self._note(self._parser.push(text))
 
     def finish(self, finish_reason: str | None) -> list[OutputEvent]:
-        """Parse the text that was held back, at the end of the member or after its failure. Later calls do nothing."""
+        """Parse the text that was held back, once the request has ended or failed. Later calls do nothing."""
         if self._finished:
             return []
         self._finished = True
@@ -149,7 +149,7 @@ class ParsedAnswer:
 
 
 class ReasoningTokens:
-    """A count of the tokens up to the end of reasoning."""
+    """A counter of the tokens up to the end of reasoning."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], ending: re.Pattern[str] | None) -> None:
         """decode: turns tokens into text, special tokens included.
@@ -163,7 +163,7 @@ class ReasoningTokens:
 
     @property
     def count(self) -> int:
-        """The tokens of reasoning; all tokens so far while it has not ended."""
+        """The number of reasoning tokens: all tokens so far until reasoning has ended."""
         return self._count if self._count is not None else len(self._ids)
 
     def add(self, ids: Sequence[int]) -> None:
@@ -171,13 +171,13 @@ class ReasoningTokens:
             self._ids += ids
 
     def end(self) -> None:
-        """Note that reasoning is over, and find its end in the tokens so far."""
+        """Find the end of reasoning in the tokens so far, because the parser has seen it."""
         if self._count is None:
             self._count = self._find()
             self._ids = []
 
     def _find(self) -> int:
-        """Return how many tokens it takes until the end marker is complete; all of them if there is no marker."""
+        """Return the number of tokens up to and including the end marker, or of all tokens if there is no marker."""
         for begin in range(0, len(self._ids), WINDOW):
             first = max(begin - OVERLAP, 0)
             low, high = first, min(begin + WINDOW, len(self._ids))

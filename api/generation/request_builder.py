@@ -1,4 +1,4 @@
-"""From a prompt and sampling parameters to the ring's Request: defaults, limits, seeds."""
+"""Building of the ring's Request from a prompt and sampling parameters, with defaults, limits and seeds."""
 
 import secrets
 from collections.abc import Sequence
@@ -17,25 +17,25 @@ SEEDS = 2**63
 GREEDY_BELOW = 1e-5  # a lower temperature means greedy decoding
 MAX_STOPS = 64
 MAX_CHECKPOINTS = 4
-MAX_DIGITS = 10  # of a token id
+MAX_DIGITS = 10  # maximum digits of a token id
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as tokens, with positions in it."""
+    """A prompt as tokens, and positions in these tokens."""
 
     tokens: list[int]
-    text: str | None = None  # as the client wrote it; None for a chat or for tokens
-    message_ends: tuple[int, ...] = ()  # positions at which messages end
+    text: str | None = None  # the client's text; None for a chat or for token ids
+    message_ends: tuple[int, ...] = ()  # positions where messages end
     in_reasoning: bool = False  # the prompt ends inside reasoning, which the output continues
-    checkpoints: tuple[int, ...] = ()  # positions at which the client asks for a checkpoint
+    checkpoints: tuple[int, ...] = ()  # positions where the client asks for a checkpoint
 
 
 def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingParams) -> Request:
-    """Build the ring's request. Raises ApiError 400, which names the field.
+    """Build the Request for the ring. Raises ApiError 400, which names the wrong field.
 
-    `max_tokens` is limited to what the model's length leaves. 0 becomes one token, because scoring a prompt needs a
-    step; the endpoint drops that token.
+    `max_tokens` is limited to what the context length leaves. A `max_tokens` of 0 becomes 1, because scoring a prompt
+    needs a step; the endpoint drops the token of that step.
     """
     room = model.max_model_len - len(prompt.tokens)
     if not prompt.tokens:
@@ -69,7 +69,7 @@ def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingP
 
 
 def sampling(model: ServedModel, params: SamplingParams) -> Sampling:
-    """Choose each field of the ring's Sampling: the client's value, else the model's default, else Sampling's own."""
+    """Build the ring's Sampling. Each field is the client's value, else the model's default, else Sampling's."""
     names = set(Sampling.__struct_fields__)
     defaults = {name: float(value) for name, value in model.text.generation_defaults.items() if name in names}
     values = {name: value for name in names if (value := getattr(params, name)) is not None}
@@ -84,7 +84,7 @@ def sampling(model: ServedModel, params: SamplingParams) -> Sampling:
 
 
 def biases(model: ServedModel, params: SamplingParams) -> dict[int, float]:
-    """Read logit_bias, whose keys are token ids as text. Raises ApiError 400."""
+    """Return logit_bias with its keys, decimal strings, as token ids. Raises ApiError 400."""
     name = params.name("logit_bias")
     result = {}
     for key, bias in params.logit_bias.items():
@@ -97,7 +97,7 @@ def biases(model: ServedModel, params: SamplingParams) -> dict[int, float]:
 
 
 def stops(model: ServedModel, params: SamplingParams, room: int) -> Stops:
-    """Decide when the request is finished. room: tokens that the model's length leaves. Raises ApiError 400."""
+    """Build the request's stop conditions. room: tokens left for the answer in the context. Raises ApiError 400."""
     most = params.max_tokens
     if most is not None and params.min_tokens > most:
         name = params.name("min_tokens")
@@ -121,7 +121,7 @@ def stops(model: ServedModel, params: SamplingParams, room: int) -> Stops:
 
 
 def checkpoints(params: SamplingParams, length: int) -> tuple[int, ...]:
-    """Return the positions at which the client asks for a state, sorted. Raises ApiError 400."""
+    """Return the sorted positions where the client asks for a checkpoint. Raises ApiError 400 if one is not inside."""
     positions, name = sorted(set(params.checkpoints)), params.name("checkpoints")
     if len(positions) > MAX_CHECKPOINTS:
         message = f"{name}: at most {MAX_CHECKPOINTS} positions, got {len(positions)}"
@@ -146,7 +146,7 @@ def check_ids(model: ServedModel, ids: Sequence[int], field: str) -> None:
 
 
 async def encode(model: ServedModel, text: str, add_special_tokens: bool = True, field: str = "prompt") -> Prompt:
-    """Tokenize a text. Raises ApiError 400 for a text that cannot fit, before it is tokenized."""
+    """Tokenize a text. Raises ApiError 400, without tokenizing, for a text that cannot fit into the model's context."""
     [prompt] = await encode_all(model, [text], add_special_tokens, field)
     return prompt
 
@@ -154,7 +154,7 @@ async def encode(model: ServedModel, text: str, add_special_tokens: bool = True,
 async def encode_all(
     model: ServedModel, texts: Sequence[str], add_special_tokens: bool = True, field: str = "prompt"
 ) -> list[Prompt]:
-    """Tokenize several texts, in a thread if they are long together."""
+    """Tokenize several texts, in a thread if they are long in sum. Raises ApiError 400 for a text that cannot fit."""
     for text in texts:
         check_length(model, len(text), field)
 
@@ -165,7 +165,7 @@ async def encode_all(
 
 
 def check_length(model: ServedModel, characters: int, field: str) -> None:
-    """Raise ApiError 400 if a text of this length cannot fit, however it is tokenized.
+    """Raise ApiError 400 if a text of this length cannot fit into the model's context, however it is tokenized.
 
     A text has at least as many bytes as characters, and no token stands for more than `max_token_bytes`.
     """
@@ -175,9 +175,9 @@ def check_length(model: ServedModel, characters: int, field: str) -> None:
 
 
 def too_long(model: ServedModel, length: str, field: str) -> errors.ApiError:
-    """Return the error for an overlong prompt. Clients recognize it by parts of this wording.
+    """Return the error for a prompt that is too long. Clients recognize parts of its wording.
 
-    length: what the prompt has, with the unit.
+    length: the length of the prompt, with its unit.
     """
     message = (
         f"This model's maximum context length is {model.max_model_len} tokens. However, the prompt has {length}: "

@@ -1,4 +1,4 @@
-"""The HTTP request that a generation belongs to: its W3C trace context, route and flow."""
+"""Facts about the HTTP request of a generation: its W3C trace context, route and flow."""
 
 import re
 import secrets
@@ -14,23 +14,23 @@ class TraceContext(Struct, frozen=True):
     """The W3C trace context of an HTTP request. Ids are lower-case hex."""
 
     trace_id: str
-    parent_id: str = ""  # the client's span; empty in a trace that begins here
+    parent_id: str = ""  # id of the client's span; empty if the trace begins here
     flags: int = SAMPLED  # the client's trace flags
 
 
 class RequestContext(Struct, frozen=True):
-    """The HTTP request that a generation belongs to."""
+    """The facts about an HTTP request that its generation keeps."""
 
     trace: TraceContext
     route: str  # the path's pattern, such as /v1/sessions/{session}/turns
-    address: str  # the host name that the client used
+    address: str  # the host name from the Host header
     port: int
-    conversation: str = ""  # the id of the session that the route names
-    flow: str = ""  # the scheduler shares rows fairly between flows; empty: the HTTP request is a flow of its own
+    conversation: str = ""  # id of the session in the path; empty without one
+    flow: str = ""  # rows are shared fairly between flows; empty: this HTTP request is a flow of its own
 
 
 def read_trace_context(headers: Sequence[str]) -> TraceContext:
-    """Read the `traceparent` headers. As the standard requires, an invalid header counts as none."""
+    """Read the trace context from the `traceparent` headers. An invalid header starts a new trace, as W3C requires."""
     match = TRACEPARENT.fullmatch(headers[0].strip(" \t")) if len(headers) == 1 else None
     if match is None:
         return new_trace_context()

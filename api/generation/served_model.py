@@ -1,4 +1,4 @@
-"""The loaded model as request handlers see it: tokenizer, chat template, output formats and limits."""
+"""The loaded model for request handlers: tokenizer, chat template, output formats and limits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from baton.models.text.template import Beginning
 
 
 class Text(Protocol):
-    """The tokenizer and the chat template, as models/text implements them."""
+    """The interface of tokenizer and chat template, which models/text implements."""
 
     @property
     def has_chat_template(self) -> bool: ...
@@ -20,7 +20,7 @@ class Text(Protocol):
 
     @property
     def max_token_bytes(self) -> int | None:
-        """The most bytes of a text that one token stands for; None if that is not known."""
+        """The maximum bytes of text that one token stands for; None if unknown."""
         ...
 
     @property
@@ -60,7 +60,7 @@ class Text(Protocol):
         continue_final_message: bool = False,
         **variables: Any,
     ) -> tuple[list[int], list[int]]:
-        """Return the prompt's tokens and its messages' ends. Raises ValueError if the template refuses it."""
+        """Return a prompt's tokens and the positions where messages end. Raises ValueError if the template refuses."""
         ...
 
     def encode_marked_chat(
@@ -72,9 +72,9 @@ class Text(Protocol):
         salt: str = "",
         **variables: Any,
     ) -> tuple[list[int], list[int], list[int]]:
-        """Do as `encode_chat`, and also return for each beginning the position up to which the tokens match it.
+        """Return the result of `encode_chat` and, for each beginning of the chat, the position where it ends.
 
-        Remembered pieces are reused only under the same `salt`.
+        The tokens of rendered text are remembered, and reused only under the same `salt`.
         """
         ...
 
@@ -83,11 +83,11 @@ class Text(Protocol):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A loaded model."""
+    """The loaded model, with everything that handlers need to know about it."""
 
     text: Text
     vocab_size: int
-    max_model_len: int  # tokens of prompt and answer together
+    max_model_len: int  # maximum tokens of prompt and answer together
     info: dict[str, Any] = field(default_factory=dict)  # the answer of /model_info
-    formats: OutputFormats = field(default_factory=OutputFormats)  # how it writes reasoning and tool calls
+    formats: OutputFormats = field(default_factory=OutputFormats)  # how the model writes reasoning and tool calls
     grammars: GrammarCompiler = field(default_factory=no_grammars)

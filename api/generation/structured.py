@@ -15,8 +15,8 @@ from baton.models.text.grammars import writing
 from baton.models.text.grammars.compiling import CompiledGrammar, Grammars
 from baton.models.text.grammars.errors import GrammarError
 
-MOST_SECONDS = 1.0  # for which a request waits for a free compiler, and again for its grammar
-MOST_AT_ONCE = 2  # grammars that are compiled at the same time
+MOST_SECONDS = 1.0  # limit of a request's wait for a free thread, and of its grammar's compilation
+MOST_AT_ONCE = 2  # maximum grammars that are compiled at the same time
 
 
 class JsonSchemaFormat(Struct):
@@ -24,7 +24,7 @@ class JsonSchemaFormat(Struct):
 
     name: str = ""
     schema: dict[str, Any] | None = None
-    strict: bool | None = None  # a part of the schema that a grammar cannot enforce is an error
+    strict: bool | None = None  # refuse a schema with parts that a grammar cannot enforce
     description: str | None = None
 
 
@@ -33,11 +33,11 @@ class ResponseFormat(Struct, forbid_unknown_fields=True):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
-    schema: dict[str, Any] | None = None  # the extension: a schema together with type json_object
+    schema: dict[str, Any] | None = None  # the extension: a schema for type json_object
 
 
 class TextFormat(Struct):
-    """The same in Responses, where the schema's fields are on the same level as the type."""
+    """The `text.format` of Responses: a response format whose schema fields are on the same level as the type."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = ""
@@ -47,7 +47,7 @@ class TextFormat(Struct):
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """vLLM's `structured_outputs`: at most one constraint."""
+    """vLLM's `structured_outputs`, with at most one constraint."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -59,7 +59,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
 
 
 class StructuredFields(RequestFields, forbid_unknown_fields=True, kw_only=True):
-    """The constraints of chat completions, completions and turns. A request may use at most one."""
+    """The fields of chat completions, completions and turns that constrain the output. A request may set only one."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -70,12 +70,13 @@ class StructuredFields(RequestFields, forbid_unknown_fields=True, kw_only=True):
     guided_decoding_backend: str | None = None  # accepted, without effect
 
 
-# Functions that write a grammar's text, by the field of the body that asks for it. Empty: the output may be any text.
+# For each field of the body that asks for a grammar, a function that returns the text of that grammar.
+# Empty: the output may be any text.
 GrammarWriters = dict[str, Callable[[], str]]
 
 
 def wanted_in(body: StructuredFields) -> GrammarWriters:
-    """Collect every constraint in a body. Raises ApiError 400."""
+    """Return the grammar writers of all constraints in a body. Raises ApiError 400."""
     writers = of_format(body.response_format, "response_format")
     if (outputs := body.structured_outputs) is not None:
         writers |= of_kinds(outputs.json, outputs.regex, outputs.choice, outputs.grammar, named("structured_outputs."))
@@ -86,7 +87,7 @@ def wanted_in(body: StructuredFields) -> GrammarWriters:
 
 
 def of_format(format: ResponseFormat | None, field: str) -> GrammarWriters:
-    """Read a response_format. Raises ApiError 400, which names `field`."""
+    """Return the grammar writer of a response_format, if it needs one. Raises ApiError 400, which names `field`."""
     if format is None:
         return {}
     if format.type == "json_schema" and format.json_schema is None:
@@ -98,7 +99,7 @@ def of_format(format: ResponseFormat | None, field: str) -> GrammarWriters:
 
 
 def of_text(format: Mapping[str, Any], field: str) -> GrammarWriters:
-    """Read Responses' text.format. Raises ApiError 400."""
+    """Return the grammar writer of Responses' text.format, if it needs one. Raises ApiError 400."""
     try:
         text = convert(format, TextFormat)
     except ValidationError as error:
@@ -107,7 +108,7 @@ def of_text(format: Mapping[str, Any], field: str) -> GrammarWriters:
 
 
 def of_schema(type: str, schema: dict[str, Any] | None, strict: bool | None, field: str, place: str) -> GrammarWriters:
-    """Return the writer for a format's type and schema. place: where the schema belongs. Raises ApiError 400."""
+    """Return the grammar writer for a format. place: the body's path of the schema. Raises ApiError 400."""
     if type == "text":
         return {}
     if type == "json_object":
@@ -124,7 +125,7 @@ def of_kinds(
     grammar: str | None,
     names: Mapping[str, str],
 ) -> GrammarWriters:
-    """Return the writers for the constraints that are set. names: of their fields, by kind."""
+    """Return the grammar writers for the constraints that are not None. names: field names by kind of constraint."""
     writers: GrammarWriters = {}
     if json is not None:
         writers["json"] = lambda: writing.json_schema(json)
@@ -138,7 +139,7 @@ def of_kinds(
 
 
 def named(prefix: str) -> dict[str, str]:
-    """Return the field name of each kind of constraint, for `of_kinds`."""
+    """Return the names of the fields with this prefix, by kind of constraint, as `of_kinds` needs them."""
     return {kind: f"{prefix}{kind}" for kind in ("json", "regex", "choice", "grammar")}
 
 
@@ -147,7 +148,7 @@ def any_object() -> str:
 
 
 def check_one(writers: GrammarWriters) -> str:
-    """Return the one field that asks for a grammar. Raises ApiError 400 if there are several."""
+    """Return the only field that asks for a grammar. Raises ApiError 400 if several fields do."""
     field, *others = writers
     if others:
         raise errors.bad_request(f"give only one of {' and '.join(writers)}", field, "mutually_exclusive_parameters")
@@ -157,12 +158,12 @@ def check_one(writers: GrammarWriters) -> str:
 class GrammarCompiler:
     """A compiler for the grammars of requests.
 
-    Each compilation has a thread of its own, because it is native code that cannot be interrupted: one that takes too
-    long is abandoned, and occupies its place among MOST_AT_ONCE until it ends.
+    Each compilation has a thread of its own, because its native code cannot be interrupted. A compilation that takes
+    too long is abandoned, but counts towards MOST_AT_ONCE until it ends.
     """
 
     def __init__(self, grammars: Grammars | None, problem: str = "", most_seconds: float = MOST_SECONDS) -> None:
-        """problem: where `grammars` is None, why outputs of this model cannot follow a grammar."""
+        """problem: why outputs of this model cannot follow a grammar, if `grammars` is None."""
         self.grammars = grammars
         self._problem, self._most_seconds = problem, most_seconds
         self._free = asyncio.Semaphore(MOST_AT_ONCE)
@@ -172,16 +173,16 @@ class GrammarCompiler:
         return self.grammars.known(grammar) if grammar and self.grammars is not None else None
 
     async def written(self, writers: GrammarWriters) -> str:
-        """Write and compile the grammar that is asked for; empty without one. Raises ApiError as `compiled` does."""
+        """Compile the grammar of the only writer and return its text; "" without writers. Raises ApiError: 400, 503."""
         if not writers:
             return ""
         field = check_one(writers)
         return await self.compiled(writers[field], field)
 
     async def compiled(self, write: Callable[[], str], field: str) -> str:
-        """Call `write`, compile the grammar and return its text.
+        """Call `write` for the text of a grammar, compile the grammar, and return the text.
 
-        Raises ApiError: 400, which names the field; 503 if other compilations take too long.
+        Raises ApiError 400, which names the field, or 503 if other compilations take too long.
         """
         if self.grammars is None:
             raise errors.bad_request(f"{field}: {self._problem}", field, "unsupported_parameter")
@@ -207,7 +208,7 @@ class GrammarCompiler:
             raise errors.bad_request(message, field, "invalid_value") from None
 
     def _in_thread(self, work: Callable[[], str]) -> "asyncio.Future[str]":
-        """Run `work` in a new thread. Its place is free again when the work ends, even if the caller has given up."""
+        """Run `work` in a new thread. Release `_free` when the work ends, even if the caller has given up by then."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[str] = loop.create_future()
 
@@ -226,7 +227,7 @@ class GrammarCompiler:
                 result = work()
             except BaseException as error:
                 failed = error
-            with suppress(RuntimeError):  # The event loop is closed: nothing waits for the result.
+            with suppress(RuntimeError):  # The event loop may be closed; then nothing waits for the result.
                 loop.call_soon_threadsafe(end, result, failed)
 
         threading.Thread(target=run, name="grammar", daemon=True).start()

@@ -1,4 +1,4 @@
-"""tool_choice: which tools the model may or must call, and the grammar that enforces it."""
+"""The field tool_choice: which tools the model may or must call, and the grammar that enforces the choice."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -19,9 +19,10 @@ async def read_tool_use(
     parallel: bool,
     read: ReadTool,
 ) -> ToolUse:
-    """Read the fields tools, tool_choice and parallel_tool_calls, in OpenAI's form. Raises ApiError 400.
+    """Read the fields tools, tool_choice and parallel_tool_calls of a body. Raises ApiError 400.
 
-    read: reads one entry of `tools`, in the form of the API.
+    choice: in OpenAI's format.
+    read: reads one entry of `tools`, in the format of the endpoint's API.
     """
     offered = await read_tools(model, tools, read)
     mode, names = read_choice(choice)
@@ -34,9 +35,9 @@ async def read_tool_use(
 
 
 def read_choice(choice: str | Mapping[str, Any] | None) -> tuple[Mode, frozenset[str] | None]:
-    """Return whether tools may or must be called, and the names of those allowed, None for all.
+    """Return whether the model may or must call tools, and the names of the allowed tools (None: all).
 
-    choice: in the form of chat completions or of Responses.
+    choice: in the format of chat completions or of Responses.
     """
     if choice is None:
         return "auto", None
@@ -75,13 +76,13 @@ def read_name(tool: Mapping[str, Any], at: str) -> str:
 
 
 async def grammar_of(model: ServedModel, prompt: Prompt, use: ToolUse, output: GrammarWriters) -> str:
-    """Compile the grammar of the whole output, for SamplingParams; empty if any output is allowed.
+    """Compile the grammar of the whole output. Return its text for SamplingParams, or "" if any output is allowed.
 
-    Reasoning may come before everything else. Calls follow the schemas of their tools if a call is required, a tool is
-    strict, not all tools are allowed, or the answer has a format. In that last case, the output is either the answer or
-    calls. If a call is required, the format of the answer is ignored.
+    Reasoning may come first. Calls follow the schemas of their tools if a call is required, a tool is strict, not all
+    tools are allowed, or the answer has a required format. With a format, the output is either an answer in this format
+    or calls; if a call is required, the format is ignored.
 
-    output: the format of the answer. Raises ApiError: 400, 503.
+    output: the required format of the answer. Raises ApiError: 400, 503.
     """
     calls = calls_of(model, use, answers=bool(output))
     if not output and calls is None:
@@ -98,7 +99,7 @@ async def grammar_of(model: ServedModel, prompt: Prompt, use: ToolUse, output: G
 def calls_of(model: ServedModel, use: ToolUse, answers: bool) -> WantedCalls | None:
     """Return the tool calls that a grammar has to describe; None if calls stay unconstrained.
 
-    answers: whether the answer has a format.
+    answers: whether the answer has a required format.
     """
     format, tools, required = model.formats.tools, use.callable, use.mode == "required"
     bound = required or answers or use.names is not None or any(tool.strict for tool in tools)

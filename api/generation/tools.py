@@ -13,12 +13,12 @@ from baton.api.generation.offload import off_loop
 from baton.api.generation.served_model import ServedModel
 
 MAX_TOOLS = 512
-MAX_BYTES = 2**20  # of all tools of a request, as JSON
-MAX_DEPTH = 64  # of lists and objects in a schema
+MAX_BYTES = 2**20  # maximum size of all tools of a request, as JSON
+MAX_DEPTH = 64  # maximum nesting of lists and objects in a schema
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 Mode: TypeAlias = Literal["none", "auto", "required"]
-# Reads one entry of a request's tools. Its arguments are the entry and its place in the body, for error messages.
+# A function that reads one entry of a request's tools. Arguments: the entry, and its path in the body for errors.
 ReadTool: TypeAlias = Callable[[object, str], "list[Tool]"]
 
 
@@ -27,16 +27,16 @@ def no_parameters() -> dict[str, Any]:
 
 
 class Tool(Struct, frozen=True):
-    """A function that the model may call."""
+    """A tool: a function that the model may call."""
 
-    name: str  # as the model knows it, with the namespace
+    name: str  # the name in the prompt, which includes the namespace
     description: str | None = None
-    parameters: dict[str, Any] = field(default_factory=no_parameters)  # the JSON schema of its arguments, an object's
-    strict: bool = False  # a grammar makes the arguments follow the schema
-    namespace: str = ""  # Responses: clients know the tool by the namespace and the rest of its name
+    parameters: dict[str, Any] = field(default_factory=no_parameters)  # JSON schema of the arguments object
+    strict: bool = False  # whether a grammar enforces the schema of the arguments
+    namespace: str = ""  # in Responses: clients get the namespace and the rest of the name
 
     def shown(self) -> dict[str, Any]:
-        """Return the tool as templates know it."""
+        """Return the tool in the format of chat templates."""
         described = {"description": self.description} if self.description is not None else {}
         return {"type": "function", "function": {"name": self.name, **described, "parameters": self.parameters}}
 
@@ -44,10 +44,10 @@ class Tool(Struct, frozen=True):
 class ToolUse(Struct, frozen=True):
     """The tools of a request, and how the model may use them."""
 
-    tools: tuple[Tool, ...] = ()  # all that the prompt shows
-    mode: Mode = "auto"  # the model must not, may, or must call tools
-    names: frozenset[str] | None = None  # those that it may call; None: all
-    parallel: bool = True  # one answer may have several calls
+    tools: tuple[Tool, ...] = ()  # all tools that the prompt shows
+    mode: Mode = "auto"  # none, auto or required: the model must not, may, or must call tools
+    names: frozenset[str] | None = None  # names of the tools that the model may call; None: all
+    parallel: bool = True  # whether one answer may have several calls
 
     @property
     def callable(self) -> tuple[Tool, ...]:
@@ -61,7 +61,7 @@ NO_TOOLS = ToolUse()
 
 
 def read_tool(tool: object, at: str) -> list[Tool]:
-    """Read a tool in the form of chat completions: {"type": "function", "function": {…}}. Raises ApiError 400."""
+    """Read a tool of chat completions: {"type": "function", "function": {…}}. Raises ApiError 400."""
     fields = read_object_at(tool, at)
     if fields.get("type") != "function":
         raise errors.unsupported(f"{at}.type", f"is {errors.shown(fields.get('type'))}: only functions are supported")
@@ -69,7 +69,7 @@ def read_tool(tool: object, at: str) -> list[Tool]:
 
 
 def read_function(function: Mapping[str, Any], at: str, parameters: str = "parameters") -> Tool:
-    """Read {name, description, parameters, strict}. parameters: the API's name of that field. Raises ApiError 400."""
+    """Read {name, description, parameters, strict}. parameters: the API's name for that field. Raises ApiError 400."""
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         message = f"{at}.name must be 1 to 128 characters, each of A-Z a-z 0-9 _ . -"
@@ -85,7 +85,7 @@ def read_function(function: Mapping[str, Any], at: str, parameters: str = "param
 
 
 def read_schema(value: object, at: str) -> dict[str, Any]:
-    """Check the outermost level of an object's JSON schema. Raises ApiError 400."""
+    """Check the outermost level and the depth of an object's JSON schema, and return it. Raises ApiError 400."""
     schema = read_object_at(value, at)
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if schema.get("type", "object") != "object" or not isinstance(properties, dict):
@@ -148,7 +148,7 @@ def json_bytes(value: object, at: str) -> int:
 
 
 def check_model(model: ServedModel, at: str) -> None:
-    """Raise ApiError 400 if the model's template cannot show tools, or the format of its calls is unknown."""
+    """Raise ApiError 400 if the chat template cannot show tools, or the format of the model's calls is unknown."""
     if model.formats.tools is None:
         raise errors.unsupported(at, "is not supported: the format in which this model calls tools is unknown")
     if "tools" not in model.text.template_variables:
@@ -156,7 +156,7 @@ def check_model(model: ServedModel, at: str) -> None:
 
 
 def check_names(tools: Sequence[Tool], at: str) -> tuple[Tool, ...]:
-    """Raise ApiError 400 if two tools have the same name."""
+    """Return the tools. Raises ApiError 400 if two tools have the same name."""
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.name in seen:

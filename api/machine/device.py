@@ -1,4 +1,4 @@
-"""The device: which one is used, how much of its memory the pools may take, and its warm-up."""
+"""The device that computes: its choice, the memory that pools may take on it, and its warm-up."""
 
 import torch
 
@@ -14,12 +14,12 @@ from baton.models.batch import Model, Pools, allocate
 from baton.models.hash import HashModel
 
 GPU_FRACTION = 0.95
-"""The part of a GPU's free memory that pools may take; the rest is for what is not measured, such as fragmentation."""
-SLOTS_TO_WARM = 6  # slots of the pool on which steps are run to measure their memory
+"""The part of a GPU's free memory that pools may take. The rest covers what is not measured, such as fragmentation."""
+SLOTS_TO_WARM = 6  # slots of the small pool on which steps run to measure their memory
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the named device; auto is a GPU if there is one. Raises ValueError if a named GPU is missing."""
+    """Return the device of this name; "auto" means a GPU if there is one. Raises ValueError without a CUDA device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not name.startswith("cuda"):
@@ -31,12 +31,12 @@ def pick_device(name: str) -> torch.device:
 
 
 def can_capture(model: Model, device: torch.device) -> bool:
-    """Whether decoding steps can be captured: where Triton computes, except for the hash model, which reads states."""
+    """Return whether decoding steps can be captured: Triton computes, and the model is not the hash model."""
     return triton.computes_on(device) and not isinstance(model, HashModel)
 
 
 def stream_of(device: torch.device, model: Model) -> Stream:
-    """Return the stream for steps, after waiting for everything enqueued on the device so far."""
+    """Wait for everything enqueued on the device so far. Return the stream for steps."""
     if device.type != "cuda":
         return CpuStream()
     torch.cuda.synchronize(device)
@@ -44,9 +44,9 @@ def stream_of(device: torch.device, model: Model) -> Stream:
 
 
 def allocate_pools(model: Model, slots: int, pages: int, page_size: int, device: torch.device, stream: Stream) -> Pools:
-    """Allocate the pools.
+    """Allocate the pools of states and pages.
 
-    Where steps are captured they get one more slot and page, which the ledger does not know: padding rows use them.
+    Where steps are captured, the pools get one more slot and page outside the ledger, which rows of padding use.
     """
     padding = int(stream.can_capture)
     pools = allocate(model, slots + padding, pages + padding * bool(pages), page_size, device)
@@ -58,9 +58,9 @@ def allocate_pools(model: Model, slots: int, pages: int, page_size: int, device:
 def make_device(
     model: Model, pools: Pools, max_running: int, max_model_len: int, host: HostStates, stream: Stream, longest: int
 ) -> TorchDevice:
-    """Make the device. On return everything that is compiled at first use, or captured, has been.
+    """Make the device, warmed up: all kernels are compiled and all graphs captured, so that no request waits for that.
 
-    longest: maximum prompt tokens of a step.
+    longest: maximum prompt tokens in a step.
     """
     device = TorchDevice(model, pools, max_running, max_model_len, host, stream)
     if stream.can_capture:
@@ -72,9 +72,9 @@ def make_device(
 def pool_memory(
     model: Model, max_running: int, max_model_len: int, page_size: int, longest: int, stream: Stream
 ) -> int:
-    """Return the bytes that states and pages may take.
+    """Return how many bytes the pools of states and pages may take.
 
-    On a GPU that is what is free, minus what steps take, which is measured by running some on a small pool.
+    On a GPU this is the free memory minus the memory of steps, which is measured by running steps on a small pool.
     """
     device = stream.device
     if device.type != "cuda":

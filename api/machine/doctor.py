@@ -18,12 +18,12 @@ from baton.kernels.runtime.cpp.prepare import Prepared, prepare
 from baton.kernels.runtime.cpp.targets import cpu_features
 from baton.kernels.runtime.triton.selection import HAS_TRITON
 
-# CPU features that decide how fast kernels are, by the beginning of their names.
+# Prefixes of the names of CPU features that make kernels fast.
 FAST_FEATURES = ("avx2", "avx512", "avx_vnni", "amx", "asimd", "bf16", "f16c", "fma", "i8mm", "sve")
 
 
 def doctor(as_json: bool) -> int:
-    """Print the findings, and return the exit code."""
+    """Print the findings about this machine, and return the exit code."""
     found = examine()
     if as_json:
         print(msgspec.json.encode(found).decode())
@@ -34,7 +34,7 @@ def doctor(as_json: bool) -> int:
 
 
 def examine() -> dict[str, str]:
-    """Return the findings by label. Native code is compiled and installed on the way, as at a server's start."""
+    """Return the findings by label. Compile and install native code for that, as the server does at its start."""
     names, threads = operations(), torch.get_num_threads()
     prepared = prepare()
     prepared.install(threads)
@@ -83,7 +83,7 @@ def describe_threads(threads: int) -> str:
 def operations() -> list[str]:
     """Return the names of all operations, and import them, so that they declare their native functions.
 
-    An operation is a folder below kernels/ that holds a reference.py; CPU graphs have a native function too.
+    An operation is a folder below kernels/ with a reference.py, or the folder of CPU graphs, with a recording.py.
     """
     folders = [file.parent for pattern in ("reference.py", "recording.py") for file in KERNELS.rglob(pattern)]
     names = sorted(".".join(folder.relative_to(KERNELS).parts) for folder in folders)
@@ -93,7 +93,7 @@ def operations() -> list[str]:
 
 
 def describe_kernel(name: str, prepared: Prepared) -> str:
-    """Return what computes an operation: each of its native functions, or torch in its place."""
+    """Return for each native function of an operation whether native code or torch computes it; "torch" without any."""
     functions = cpp.declared({name})
     if not functions:
         return "torch"

@@ -1,4 +1,4 @@
-"""How much memory is free, and whether a model fits."""
+"""Free memory of a device, and the check that a model fits into it."""
 
 import os
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ def free_memory(device: torch.device) -> int:
 
 
 def free_in_container(folder: Path, otherwise: int) -> int:
-    """Return the free bytes within the limit of a control group, or `otherwise` if it sets none.
+    """Return the free bytes within the memory limit of a control group, or `otherwise` if the group sets no limit.
 
-    The group counts its page cache as used, but the kernel reclaims it on demand; so it counts as free here.
+    The group counts its page cache as used. The kernel reclaims page cache on demand, so it counts as free here.
     """
     limit, used = (read_text(folder / name).strip() for name in ("memory.max", "memory.current"))
     if not (limit.isdigit() and used.isdigit()):
@@ -40,9 +40,9 @@ def free_in_container(folder: Path, otherwise: int) -> int:
 
 
 def check_room(model: Model, bits: int | None, device: torch.device) -> None:
-    """Raise ValueError if the weights, none of which are loaded yet, do not fit into free memory.
+    """Raise ValueError if the weights do not fit into free memory. Call this before they are loaded.
 
-    bits: of quantized weights, as in load_model.
+    bits: bits per quantized weight; None without quantization.
     """
     if not isinstance(model, nn.Module):
         return
@@ -52,7 +52,7 @@ def check_room(model: Model, bits: int | None, device: torch.device) -> None:
 
 
 def bytes_of(count: int) -> str:
-    """Return a number of bytes in the largest unit that it reaches."""
+    """Return a number of bytes in the largest unit that is not larger than the number, such as 1.5 GiB."""
     units: Sequence[tuple[str, int]] = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
     return next((f"{count / unit:.1f} {name}" for name, unit in units if count >= unit), f"{count} B")
 

@@ -1,4 +1,4 @@
-"""Native code at the start of the server: found or compiled while weights are loaded, and reported in the log."""
+"""Native code at the server's start, which is found or compiled while weights load, and reported in the log."""
 
 import threading
 from importlib.metadata import version
@@ -12,28 +12,28 @@ from baton.kernels.runtime.cpp.prepare import Prepared
 from baton.models.batch import Model
 from baton.models.layers.operations import operations
 
-# The consequences, as logged: without native code on a CPU, and without Triton on a GPU.
+# Log texts: the consequences of no native code on a CPU, and of no Triton on a GPU.
 COST = "torch computes instead: same results, about half the speed for decoding and prompts"
 COST_WITHOUT_TRITON = "torch computes instead: same results, many times slower, and steps are not captured"
 
 
 class NativeStart:
-    """The native library of a model, found or compiled in its own thread."""
+    """The native library of a model, which a thread finds in the cache or compiles."""
 
     def __init__(self, bits: int | None) -> None:
-        """bits: of quantized weights, as in load_model."""
+        """bits: bits per quantized weight; None without quantization."""
         self._bits = bits
         self._log = structlog.get_logger()
         self._prepared = Prepared()
         self._thread = threading.Thread(target=self._find, name="native", daemon=True)
 
     def begin(self, model: Model) -> None:
-        """Start to find or compile the library for a model, whose weights need not be loaded yet."""
+        """Start to find or compile the library for a model. Its weights need not be loaded yet."""
         self._prepared.operations = operations(model, self._bits)
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait for the library, install it, and log what runs."""
+        """Wait for the library, install it, and log which native functions run."""
         self._thread.join()
         prepared = self._prepared
         prepared.install(torch.get_num_threads())
@@ -62,7 +62,7 @@ class NativeStart:
 
 
 def start_native(config: Config, device: torch.device, bits: int | None) -> NativeStart | None:
-    """Return the library to prepare, or None where no C++ is needed. Log whether Triton computes on a GPU."""
+    """Return the library to prepare, or None if no C++ is needed. Log whether Triton computes."""
     if config.kernels == "torch":
         triton.leave_to_torch()
     if triton.computes_on(device):

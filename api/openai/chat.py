@@ -59,7 +59,7 @@ class ChatRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
 
 @routes.post("/v1/chat/completions")
 async def chat_completions(request: web.Request) -> web.StreamResponse:
-    """Answer a chat, whole or as a stream."""
+    """Answer a chat, complete or as a stream."""
     server = request.app[SERVER]
     body = convert(await read_body(request), ChatRequest, IGNORED_IN_CHAT, UNSUPPORTED_IN_CHAT)
     model = server.ready(body.model)
@@ -77,7 +77,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 async def read_chat(model: ServedModel, body: ChatRequest) -> ChatInput:
-    """Read the parts of the body that decide prompt and output. Raises ApiError 400."""
+    """Read the fields that decide the prompt and the output. Raises ApiError 400."""
     if body.top_logprobs and not body.logprobs:
         raise errors.bad_request("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
     tools = await read_tool_use(model, body.tools, body.tool_choice, body.parallel_tool_calls, read_tool)
@@ -91,7 +91,7 @@ async def read_chat(model: ServedModel, body: ChatRequest) -> ChatInput:
 
 
 def chat_requests(body: ChatRequest, plan: ChatPlan, id: str, salt: str) -> list[Request]:
-    """Build the ring's requests, one for each choice. Raises ApiError 400."""
+    """Build the Requests for the ring, one for each choice. Raises ApiError 400."""
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     return [
         build_request(
@@ -115,7 +115,7 @@ def chat_requests(body: ChatRequest, plan: ChatPlan, id: str, salt: str) -> list
 async def whole_completion(
     id: str, name: str, body: ChatRequest, plan: ChatPlan, requests: Sequence[Request], generation: Generation
 ) -> ChatCompletion:
-    """Wait for all choices and put them into one answer. name: the model's. Raises ApiError."""
+    """Wait for all choices and put them into one answer. name: name of the model. Raises ApiError."""
     answers = await collect(generation)
     parsed = [plan.parse(answer, each.id) for answer, each in zip(answers, requests, strict=True)]
 

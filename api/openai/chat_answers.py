@@ -1,4 +1,4 @@
-"""The answers of chat completions: whole, and as chunks of a stream."""
+"""The answers of chat completions, both complete and as chunks of a stream."""
 
 import time
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class ChoiceLogprobs(Struct):
 
 
 class CalledFunction(Struct, omit_defaults=True):
-    """A function in a call. Deltas of a stream bring the name first, then the arguments in pieces."""
+    """The function of a tool call. In a stream the first delta has the name, later ones have parts of the arguments."""
 
     name: str | None = None
     arguments: str | None = None
@@ -119,7 +119,7 @@ def token_logprob(text: Text, item: TokenLogprob) -> ChatTokenLogprob:
 
 
 def utf8(token: str) -> list[int] | None:
-    """Return a token's bytes; None if it is a part of a character, whose bytes its text does not have."""
+    """Return a token's bytes, or None for a token that is a part of a character: its text lacks the bytes."""
     return None if "\ufffd" in token else list(token.encode())
 
 
@@ -139,7 +139,7 @@ def message_of(parsed: ParsedAnswer) -> ChatMessage:
 
 
 def delta_of(events: Sequence[OutputEvent], calls: Sequence[CalledTool]) -> ChatDelta:
-    """Merge events into one delta. calls: the calls so far, by the index in events."""
+    """Merge events into one delta. calls: the tool calls so far, to which events refer by index."""
     delta = ChatDelta()
     for event in events:
         match event:

@@ -30,7 +30,7 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /v1/completions."""
 
-    prompt: str | Annotated[list[Any], Meta(min_length=1)]  # text, token ids, or a list of either
+    prompt: str | Annotated[list[Any], Meta(min_length=1)]  # text, token ids, or a list of texts or of lists of ids
     max_tokens: Count = DEFAULT_MAX_TOKENS
     n: Choices = 1
     best_of: int | None = None  # must equal n
@@ -47,12 +47,12 @@ class CompletionRequest(StructuredFields, forbid_unknown_fields=True, kw_only=Tr
 
 
 class CompletionLogprobs(Struct):
-    """Log probabilities of tokens, in parallel lists."""
+    """Log probabilities of tokens, in lists with one entry per token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]  # in characters of the choice's text
+    text_offset: list[int]  # where each token begins in the choice's text, in characters
 
 
 class CompletionChoice(Struct):
@@ -76,7 +76,7 @@ class Completion(Struct, kw_only=True):
 
 @routes.post("/v1/completions")
 async def completions(request: web.Request) -> web.StreamResponse:
-    """Complete one prompt or several, whole or as a stream."""
+    """Complete one prompt or several. Answer when all are complete, or as a stream."""
     server = request.app[SERVER]
     body = convert(await read_body(request), CompletionRequest, IGNORED, UNSUPPORTED)
     model = server.ready(body.model)
@@ -102,7 +102,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 def check(body: CompletionRequest) -> None:
-    """Check what depends on several fields. Raises ApiError 400."""
+    """Check rules that concern several fields. Raises ApiError 400."""
     if body.best_of is not None and body.best_of != body.n:
         raise errors.unsupported("best_of", "other than n is not supported")
     if body.scoring and not body.echo:
@@ -136,7 +136,7 @@ def is_tokens(items: list[Any]) -> bool:
 def completion_requests(
     model: ServedModel, body: CompletionRequest, prompts: Sequence[Prompt], id: str, salt: str, grammar: str
 ) -> list[Request]:
-    """Build the ring's requests: n for the first prompt, n for the second, and so on."""
+    """Build the Requests for the ring: n for the first prompt, then n for the second, and so on."""
     single = len(prompts) * body.n == 1
     return [
         build_request(
@@ -159,7 +159,7 @@ def completion_requests(
 
 
 class ChoiceWriter:
-    """Writer of texts and log probabilities of choices. It counts the text offset of each choice."""
+    """Writer of the texts and log probabilities of choices, which tracks the text offset of each choice."""
 
     def __init__(self, text: Text, body: CompletionRequest, prompts: Sequence[Prompt]) -> None:
         self._text = text
@@ -168,7 +168,7 @@ class ChoiceWriter:
         self._offsets = [0] * (len(prompts) * body.n)
 
     def echo(self, index: int, prompt_logprobs: Sequence[TokenLogprob]) -> tuple[str, CompletionLogprobs | None]:
-        """Return the prompt, which `echo` puts before the answer, with its log probabilities."""
+        """Return the text and log probabilities of a choice's prompt, which the field `echo` puts before the answer."""
         prompt = self._prompts[index // self._body.n]
         text = prompt.text if prompt.text is not None else self._text.decode(prompt.tokens, skip_special_tokens=False)
         return text, self.logprobs(index, prompt_logprobs)
@@ -181,7 +181,7 @@ class ChoiceWriter:
         return CompletionChoice(index, text, self.logprobs(index, items), answer.finish_reason, answer.stop_reason)
 
     def logprobs(self, index: int, items: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
-        """Return the next tokens' log probabilities in OpenAI's form; None if the client asks for none."""
+        """Return the next tokens' log probabilities in OpenAI's format, or None if the client asks for none."""
         if self._body.logprobs is None:
             return None
         result = CompletionLogprobs([], [], [], [])
@@ -196,7 +196,7 @@ class ChoiceWriter:
             else:
                 result.token_logprobs.append(finite(item.logprob))
                 top = {token_text(self._text, id): finite(logprob) for id, logprob in item.top}
-                # OpenAI lists the drawn token too, even if it is not among the most likely.
+                # Like OpenAI, list the drawn token too, even if it is not among the most likely tokens.
                 top.setdefault(token, finite(item.logprob))
                 result.top_logprobs.append(top)
         return result
@@ -214,7 +214,7 @@ class CompletionEncoder:
         self._body = body
         self._writer = writer
         self._generation = generation
-        # The choices whose prompt is still to be sent. It waits for the first output, which has its log probabilities.
+        # Choices whose prompt is not sent yet. It waits for the first output, which has the prompt's log probabilities.
         self._echo_due = set(range(len(generation.members))) if body.echo else set()
         options = body.stream_options or StreamOptions()
         self._usage = options.include_usage or options.continuous_usage_stats

@@ -11,7 +11,7 @@ IGNORED = frozenset(
     }
 )  # fmt: skip
 
-# Refused, except with these values, which ask for nothing.
+# Fields that are refused, except with the values listed here, which have no effect.
 UNSUPPORTED: Unsupported = {
     "tools": ([],),
     "functions": ([],),
@@ -28,7 +28,7 @@ UNSUPPORTED: Unsupported = {
 
 
 class StreamOptions(Struct):
-    """Options of a stream."""
+    """The field stream_options."""
 
     include_usage: bool = False  # one more chunk at the end, with the token counts
-    continuous_usage_stats: bool = False  # vLLM's: token counts in every chunk
+    continuous_usage_stats: bool = False  # vLLM's option: token counts in every chunk

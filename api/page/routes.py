@@ -1,7 +1,7 @@
 """GET /: the chat page, which makes requests to this server only.
 
-The page is built from small files. The browser gets one document with styles and scripts inline, so that the content
-security policy can allow exactly these by their digests. The scripts share one scope.
+The page is built from small files. The browser gets one document with one inline style and one inline script, which
+the content security policy allows by their digests. All script files share one scope.
 """
 
 import base64
@@ -29,7 +29,7 @@ async def page(request: web.Request) -> web.Response:
 
 @cache
 def load() -> tuple[str, dict[str, str]]:
-    """Build the page, and its headers, which allow no other scripts or styles than its own."""
+    """Build the page and its HTTP headers. The headers allow only the page's own scripts and styles."""
     style = joined([FOLDER / "styles" / f"{name}.css" for name in STYLES])
     script = '\n"use strict";\n' + joined([FOLDER / "scripts" / f"{name}.js" for name in SCRIPTS])
     text = (FOLDER / "index.html").read_text(encoding="utf-8")
@@ -63,5 +63,5 @@ def policy(style: str, script: str) -> str:
 
 
 def digest_of(content: str) -> str:
-    """Return the source expression of the Content-Security-Policy that allows an inline element with this content."""
+    """Return the expression with which a Content-Security-Policy allows an inline element with this content."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

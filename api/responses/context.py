@@ -11,7 +11,7 @@ from baton.api.sessions.store import SessionStore
 
 
 def open_turn(sessions: SessionStore, owner: bytes, body: ResponseRequest, id: str) -> OpenTurn | None:
-    """Begin the response's turn in its conversation; None if it has none. Raises 404, 409."""
+    """Begin the response's turn in its conversation. Return None without a conversation. Raises ApiError: 404, 409."""
     if body.session is None:
         return None
     session = sessions.find(owner, body.session)
@@ -27,9 +27,9 @@ def open_turn(sessions: SessionStore, owner: bytes, body: ResponseRequest, id: s
 def find_previous(
     responses: ResponseStore, owner: bytes, id: str | None, latest: StoredResponse | None
 ) -> StoredResponse | None:
-    """Return the response that `id` names; None without an id. Raises 400 if it is unknown or still running.
+    """Return the response `id`, or None without an id. Raises ApiError 400 if it is unknown or still running.
 
-    latest: a response that may be continued although it is not stored.
+    latest: the last response of a websocket's lane, which may be continued even if it is not stored.
     """
     if id is None:
         return None
@@ -43,7 +43,7 @@ def find_previous(
 
 
 def chain_messages(last: StoredResponse | None) -> list[dict[str, Any]]:
-    """Return the messages up to and including `last`'s answer, without instructions. Raises 400."""
+    """Return the messages, with answers but without instructions, of the chain up to `last`. Raises ApiError 400."""
     responses = chain(last)
     messages: list[dict[str, Any]] = []
     if last is not None and responses[0].body["conversation"] is not None:

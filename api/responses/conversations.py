@@ -1,4 +1,4 @@
-"""/v1/conversations: sessions as OpenAI's clients use them, with their messages as items."""
+"""/v1/conversations: sessions in the format of OpenAI's conversations, where messages are items."""
 
 import uuid
 from typing import Annotated, Any, TypeAlias
@@ -73,7 +73,7 @@ async def update_conversation(request: web.Request) -> web.Response:
 
 @routes.delete("/v1/conversations/{conversation}")
 async def delete_conversation(request: web.Request) -> web.Response:
-    """Delete a conversation. Its running response ends as cancelled; stored responses stay."""
+    """Delete a conversation. Its running response is cancelled; its stored responses stay."""
     session = find(request)
     close(request, session)
     await session.wait_saved()
@@ -87,7 +87,7 @@ async def list_conversation_items(request: web.Request) -> web.Response:
 
 @routes.post("/v1/conversations/{conversation}/items")
 async def create_conversation_items(request: web.Request) -> web.Response:
-    """Add items to a conversation. The model reads them with the next turn."""
+    """Add items to a conversation. The model reads the items in the next turn."""
     body = convert(await read_body(request), ItemsRequest)
     messages = await read_items(request.app[SERVER].ready(), body.items)
     session = find(request)
@@ -109,7 +109,7 @@ async def get_conversation_item(request: web.Request) -> web.Response:
 
 @routes.delete("/v1/conversations/{conversation}/items/{item}")
 async def delete_conversation_item(request: web.Request) -> web.Response:
-    """Delete one item. Later items stay; the next turn computes them again, from the state before the deleted one."""
+    """Delete one item. Later items stay, but the next turn must compute all items after the deleted one again."""
     session = find(request)
     session.check_idle()
     turn, messages = turns_without(session, request.match_info["item"])
@@ -121,7 +121,7 @@ async def delete_conversation_item(request: web.Request) -> web.Response:
 
 
 def find(request: web.Request) -> Session:
-    """Return the session of the path. Raises 404, 503."""
+    """Return the session that the path names. Raises ApiError: 404, 503."""
     request.app[SERVER].ready()
     id = request.match_info["conversation"]
     session = request.app[SESSIONS].find(owner_of(request), id)
@@ -148,7 +148,7 @@ def describe(session: Session) -> dict[str, Any]:
 
 
 async def read_items(model: ServedModel, items: list[dict[str, Any]]) -> list[Message]:
-    """Read items as messages. Raises 400, which names the place."""
+    """Convert items to messages. Raises ApiError 400, which names the wrong field."""
     return join_answers(await read_each(model, items, read_item, "items"))
 
 
@@ -158,9 +158,10 @@ def items_in(session: Session) -> list[Item]:
 
 
 def turns_without(session: Session, id: str) -> tuple[Turn, list[Message]]:
-    """Find the turn of an item; return it, and all messages from that turn on without the item.
+    """Return the turn that contains an item, and all messages from that turn on, without the item.
 
-    The messages keep the ids of their other items. Raises 404; 400 if one of these turns has no messages.
+    The messages keep the ids of their other items. Raises ApiError 404 for an unknown item, and 400 if one of these
+    turns has no messages.
     """
     all_turns = turns(session.head)
     at = next((n for n, turn in enumerate(all_turns) if any(item["id"] == id for item in turn_items(turn))), None)
@@ -174,13 +175,13 @@ def turns_without(session: Session, id: str) -> tuple[Turn, list[Message]]:
 
 
 def messages_with_items(turn: Turn) -> list[tuple[Message, list[Item]]]:
-    """Return the messages of a turn, the model's included, each with its items."""
+    """Return the messages of a turn, each with its items. The last message is the model's answer."""
     pairs = list(zip(turn.messages or (), items_by_message(turn.request, turn.messages or ()), strict=True))
     return [*pairs, *([(turn.reply, items_of(item_id(turn.request), turn.reply))] if turn.reply is not None else [])]
 
 
 def without(message: Message, items: list[Item], id: str) -> Message | None:
-    """Return the message without one of its items; None if it has no other item."""
+    """Return the message without the item `id`, or None if the message has no other item."""
     others = [item for item in items if item["id"] != id]
     if not others:
         return None

@@ -1,4 +1,4 @@
-"""POST /v1/responses/input_tokens: counts the tokens that a response's prompt would have."""
+"""POST /v1/responses/input_tokens: count the tokens that a response's prompt would have."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +25,7 @@ routes = web.RouteTableDef()
 
 @routes.post("/v1/responses/input_tokens")
 async def count_input_tokens(request: web.Request) -> web.Response:
-    """Count the prompt of a response without running it. The body may leave out the input."""
+    """Count the tokens of a response's prompt without running the response. The body may leave out the input."""
     body = read_count(await read_body(request))
     model = request.app[SERVER].ready(body.model)
     chat = await read_chat(model, body, partial(request.app[RESPONSES].item, owner_of(request)))
@@ -38,14 +38,14 @@ async def count_input_tokens(request: web.Request) -> web.Response:
 
 
 def read_count(fields: Mapping[str, Any]) -> ResponseRequest:
-    """Read a body whose input may be missing. Raises 400."""
+    """Read the body of a response, in which the input may be missing. Raises ApiError 400."""
     body = convert({"input": "", **fields}, ResponseRequest, IGNORED, UNSUPPORTED)
     check(body)
     return body
 
 
 def with_context(request: web.Request, body: ResponseRequest, messages: Messages) -> Messages:
-    """Return the messages, after those that the response would continue. Raises 400, 404."""
+    """Return the messages that the response would continue, followed by `messages`. Raises ApiError: 400, 404."""
     owner = owner_of(request)
     if body.session is None:
         previous = find_previous(request.app[RESPONSES], owner, body.previous_response_id, None)

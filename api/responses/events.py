@@ -1,4 +1,4 @@
-"""One response as clients see it: the object, and the events of its stream, generated from the outputs so far."""
+"""The output of one response, from which its response object and the events of its stream are generated."""
 
 import asyncio
 import time
@@ -18,10 +18,10 @@ from baton.api.responses.items import Event, FunctionCallItem, MessageItem, Outp
 from baton.models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
 
 DescribeLogprobs: TypeAlias = Callable[[Output], list[msgspec.Raw]]
-QUEUED = ("response.created", "response.queued")  # the first events in the background, before the first output
-# The last event, by the response's status; else response.incomplete.
+QUEUED = ("response.created", "response.queued")  # first events of a background response, before any output
+# Type of the last event by status of the response; response.incomplete for all other statuses.
 ENDS = {"completed": "response.completed", "failed": "response.failed"}
-# Fields of the response object in the events before its end.
+# Values of these fields of the response object in all events but the last one.
 UNENDED: dict[str, Any] = {
     "completed_at": None,
     "error": None,
@@ -29,13 +29,13 @@ UNENDED: dict[str, Any] = {
     "output": [],
     "usage": None,
 }
-MAX_AT_ONCE = 256  # events that a reader gets in one piece
+MAX_AT_ONCE = 256  # maximum events that a reader gets at once
 
 
 class Transcript:
-    """The output of one response so far. Events are not stored: each reader has them generated from it by number.
+    """The output of one response so far. Events are not stored, but generated from the output for each reader.
 
-    An item begins with its first piece of text, and ends where the next one begins. The events are numbered:
+    An output item begins with its first text and ends where the next item begins. The events are numbered:
 
         created, (queued,) in_progress | item 0: opening, deltas, closing | item 1: … | the end
         _first                           _numbers[0]                        _numbers[1]
@@ -48,11 +48,11 @@ class Transcript:
         logprobs_of: DescribeLogprobs | None = None,
         prefill_only: bool = False,
     ) -> None:
-        """body: the response object, which is kept up to date.
+        """body: the response object, which the transcript keeps up to date.
 
         parsed: parses the outputs.
         logprobs_of: returns an output's log probabilities in the client's form; None if the client asks for none.
-        prefill_only: the prompt is only computed, and the model's output is dropped.
+        prefill_only: only the prompt is computed; the model's output is dropped.
         """
         self.body = body
         self.over = False
@@ -60,16 +60,16 @@ class Transcript:
         self.prefill_only = prefill_only
         self._parsed: ParsedAnswer | None = parsed
         self._logprobs_of = logprobs_of
-        self._logprobs: list[msgspec.Raw] = []  # not yet given to an item
+        self._logprobs: list[msgspec.Raw] = []  # log probabilities not yet added to an item
         self._items: list[OutputItem] = []
-        # The number of each item's first event.
+        # For each item the number of its first event.
         self._numbers: list[int] = []
         self._opened: OutputItem | None = None  # the last item, while its text grows
         self._first = (*QUEUED, "response.in_progress") if body["background"] else (QUEUED[0], "response.in_progress")
 
     @property
     def count(self) -> int:
-        """The number of events so far. Text after the last mark is no event yet, unless the item is closed."""
+        """The number of events so far. Text after the last mark of an open item is not part of an event yet."""
         if self.body["status"] == "queued":
             return len(QUEUED)
         if not self._items:
@@ -80,12 +80,12 @@ class Transcript:
 
     @property
     def size(self) -> int:
-        """The bytes of the body as JSON, and of the marks."""
+        """The bytes of the response object as JSON, plus the bytes of all marks in the items' texts."""
         return len(msgspec.json.encode(self.body)) + sum(item.growing.size for item in self._items)
 
     @property
     def message(self) -> Message:
-        """The answer as a message for templates, without calls that were cut off, which they could not show."""
+        """The answer as a message for chat templates, without cut-off calls, which templates cannot show."""
         items = self._items
         message: Message = {
             "role": "assistant",
@@ -98,7 +98,7 @@ class Transcript:
         return message
 
     def add(self, output: Output) -> None:
-        """Take in the next output."""
+        """Add the next output of the model."""
         if self.body["status"] == "queued":
             self.body["status"] = "in_progress"
         if not self.prefill_only and self._parsed is not None:
@@ -108,10 +108,10 @@ class Transcript:
         self.changed.set()
 
     def finish(self, status: str, member: Member, error: ApiError | None = None) -> None:
-        """End the response: close its items, and complete its body."""
+        """End the response: close the open item, and complete the response object."""
         assert self._parsed is not None
         parsed = self._parsed
-        self.body["status"] = status  # Not "queued" from here on: items are numbered after all of the first events.
+        self.body["status"] = status  # Set it first: while "queued", `count` leaves out items.
         self._note(parsed, parsed.finish(member.finish_reason))
         if not self.prefill_only:
             if not self._items:
@@ -141,9 +141,9 @@ class Transcript:
         self.changed.set()
 
     def events(self, start: int, most: int = MAX_AT_ONCE) -> list[Event]:
-        """Return the events from number `start` on, at most `most`. A reader that has read all sets a mark.
+        """Return up to `most` events from number `start` on. If there are none, make one from text since the last mark.
 
-        The mark makes an event of the text since the last one. Slow readers so get fewer and longer deltas.
+        A delta therefore ends where the fastest reader asked for more; slow readers get fewer and longer deltas.
         """
         if start >= self.count and self._opened is not None:
             self._opened.growing.mark()
@@ -186,13 +186,13 @@ class Transcript:
             self._opened = None
 
     def _give_logprobs(self) -> None:
-        """Give the log probabilities since the last call to the open message; those of other items are dropped."""
+        """Add the log probabilities since the last call to the open item if it is a message; else drop them."""
         if isinstance(self._opened, MessageItem):
             self._opened.growing.logprobs += self._logprobs
         self._logprobs = []
 
     def _id(self, kind: str) -> str:
-        """Derive a new item's id from the response's, and, but for the first message, from its place."""
+        """Derive a new item's id from the response's id and, except for the first message, from the item's index."""
         id, earlier = item_id(self.body["id"], kind), len(self._items)
         has_message = any(isinstance(item, MessageItem) for item in self._items)
         return id if kind == "msg" and not has_message else f"{id}.{earlier}"
@@ -211,16 +211,16 @@ class Transcript:
 
 
 def event_of(item: OutputItem, number: int) -> Event:
-    """Return the event of this number among the item's own events."""
+    """Return an item's event. number: 0 for the first event of the item."""
     delta, done = number - item.opening, number - item.opening - len(item.growing)
     return item.first()[number] if delta < 0 else item.delta(delta) if done < 0 else item.last()[done]
 
 
 class EventCursor:
-    """One reader's place in the events of a response."""
+    """The position of one reader in the events of a response."""
 
     def __init__(self, transcript: Transcript, after: int = -1) -> None:
-        """after: the number of the last event that the client has. Raises 400 if there is no such event."""
+        """after: the number of the last event that the client has. Raises ApiError 400 without such an event."""
         if after >= transcript.count:
             message = f"the response has no event {after} yet"
             raise errors.bad_request(message, "starting_after", "invalid_value")
@@ -229,11 +229,11 @@ class EventCursor:
 
     @property
     def over(self) -> bool:
-        """Whether the reader has got the last event."""
+        """Whether the reader has got all events of a response that is over."""
         return self._transcript.over and self._next == self._transcript.count
 
     async def next(self, wait: float | None = None) -> list[Event]:
-        """Return the next events; none after `wait` seconds without any."""
+        """Return the next events, or an empty list after `wait` seconds without a new event."""
         while True:
             self._transcript.changed.clear()
             if events := self._transcript.events(self._next):

@@ -1,4 +1,4 @@
-"""From the input items that clients send to the messages that chat templates read."""
+"""Conversion of the input items that clients send into the messages that chat templates read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,11 +18,11 @@ from baton.api.responses.response_tools import prefix_of
 
 NOT_SHOWN = ("type", "phase")
 Item = Mapping[str, Any]
-Find = Callable[[str, str], Item]  # returns the stored item of an id; its error names the field that is passed
+Find = Callable[[str, str], Item]  # function: (id, field for errors) to the stored item
 
 
 async def read_input(model: ServedModel, content: str | Sequence[Item], find: Find) -> list[Message]:
-    """Read a response's `input`. Raises ApiError: 400, which names the place; 404 for an unknown reference."""
+    """Read a response's `input`. Raises ApiError 400, which names the wrong field, or 404 for an unknown reference."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     items = [referred(item, find, f"input[{index}]") for index, item in enumerate(content)]
@@ -30,16 +30,16 @@ async def read_input(model: ServedModel, content: str | Sequence[Item], find: Fi
 
 
 def referred(item: Item, find: Find, at: str) -> Item:
-    """Resolve an item_reference; return other items as they are. OpenAI's clients may leave out a reference's type."""
+    """Return the item that an item_reference names, or any other item as it is. A reference may lack its type."""
     if item.get("type") == "item_reference" or item.keys() == {"id"}:
         return find(read_string(item.get("id"), f"{at}.id"), f"{at}.id")
     return item
 
 
 def read_item(item: Item, at: str, between: str) -> Message:
-    """Read an item as a message.
+    """Convert an item to a message. at: path of the item. between: separator of a text's parts.
 
-    Reasoning and calls of an earlier response become messages of their own, which `join_answers` merges.
+    Reasoning and calls of an answer become separate messages, which `join_answers` merges.
     """
     match item.get("type", "message"):
         case "message":
@@ -60,7 +60,7 @@ def read_item(item: Item, at: str, between: str) -> Message:
 
 
 def read_reasoning(item: Mapping[str, Any], at: str) -> str:
-    """Return the text of reasoning; empty if it has only a summary, or is encrypted by another server."""
+    """Return the text of a reasoning item. It is empty if the item has only a summary or encrypted content."""
     parts = item.get("content") or []
     if not isinstance(parts, list):
         raise errors.bad_request(f"{at}.content must be a list", f"{at}.content", "invalid_value")
@@ -72,7 +72,7 @@ def read_reasoning(item: Mapping[str, Any], at: str) -> str:
 
 
 def join_answers(messages: Sequence[Message]) -> list[Message]:
-    """Merge reasoning, text and calls that follow one another in this order into one message of the model."""
+    """Merge consecutive messages with reasoning, text and calls, in this order, into one message of the assistant."""
     joined: list[Message] = []
     for message in messages:
         last = joined[-1] if joined else None
@@ -96,5 +96,5 @@ def follows(last: Message, message: Message) -> bool:
 
 
 def is_something(message: Message) -> bool:
-    """Return whether a message says anything. Reasoning that cannot be read leaves an empty one."""
+    """Return whether an assistant's message has any content. A reasoning item without text leaves an empty message."""
     return message.get("reasoning_content") != "" or bool(message["content"] or message.get("tool_calls"))

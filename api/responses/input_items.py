@@ -1,4 +1,4 @@
-"""GET /v1/responses/{id}/input_items: the items that the model got before it answered, in pages."""
+"""GET /v1/responses/{id}/input_items: the items that the model read before it answered, in pages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,17 +10,17 @@ from baton.api.responses.items import Item, items_of
 from baton.api.responses.store import StoredResponse, chain
 from baton.api.sessions.log import ITEM_IDS, Turn, turns
 
-MAX_LIMIT = 100  # items on a page
+MAX_LIMIT = 100  # maximum items on a page
 DEFAULT = 20
 
 
 def list_items(response: StoredResponse, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return one page of a response's input items. Raises 400."""
+    """Return one page of a response's input items. Raises ApiError 400."""
     return page_of(input_items(response), query)
 
 
 def page_of(items: list[Item], query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the page that the query asks for. items: oldest first. Raises 400."""
+    """Return the page of items that the query asks for. items: oldest first. Raises ApiError 400."""
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise errors.bad_request("order must be asc or desc", "order", "invalid_value")
@@ -46,7 +46,7 @@ def read_limit(query: Mapping[str, str]) -> int:
 
 
 def read_start(items: Sequence[Item], query: Mapping[str, str]) -> int:
-    """Return the index of the page's first item: the one after the item that `after` names. Raises 400."""
+    """Return the index of the page's first item, which follows the item named by `after`. Raises ApiError 400."""
     after = query.get("after")
     if after is None:
         return 0
@@ -57,7 +57,7 @@ def read_start(items: Sequence[Item], query: Mapping[str, str]) -> int:
 
 
 def input_items(response: StoredResponse) -> list[Item]:
-    """Return the items of the context that the response continues, then its own input, oldest first."""
+    """Return the items that the response continues, then the items of its own input, oldest first."""
     earlier = chain(response)
     items = [item for turn in turns(earlier[0].base) for item in turn_items(turn)]
     for previous in earlier[:-1]:
@@ -71,12 +71,12 @@ def turn_items(turn: Turn) -> list[Item]:
 
 
 def flat_items(request: str, messages: Sequence[Mapping[str, Any]]) -> list[Item]:
-    """Return the input items of one response or turn, in one list."""
+    """Return the items of messages as one list. request: id of the response or turn that has the messages."""
     return [item for items in items_by_message(request, messages) for item in items]
 
 
 def items_by_message(request: str, messages: Sequence[Mapping[str, Any]]) -> list[list[Item]]:
-    """Return the items of each message. Their ids are those that the message has stored, else derive from its place."""
+    """Return the items of each message. Item ids are stored in the message, or derive from the index of the message."""
     id = item_id(request)
     made = [items_of(f"{id}-{index}", message) for index, message in enumerate(messages)]
     for message, items in zip(messages, made, strict=True):

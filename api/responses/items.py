@@ -1,4 +1,4 @@
-"""The items of a response's output, each with its events: messages, reasoning, function calls."""
+"""The output items of a response (messages, reasoning, function calls) and the events of each item."""
 
 import io
 from array import array
@@ -16,19 +16,19 @@ Item: TypeAlias = dict[str, Any]
 
 
 class GrowingText:
-    """A text that grows, with marks in it. The text between two marks is one delta.
+    """A growing text with marks. The text between two marks is one delta of a stream.
 
-    A mark is set when the first reader reaches the end: slow readers get fewer and longer deltas, and a second reader
-    gets the same deltas.
+    A mark is set when a reader asks for more than the text up to the last mark. All readers get the same deltas; if all
+    are slow, the deltas are fewer and longer.
     """
 
     def __init__(self) -> None:
-        self.logprobs: list[msgspec.Raw] = []  # of the text's tokens
-        self._whole: str | None = None  # the text, once it is complete
-        self._written = io.StringIO()  # the text, until it is complete
+        self.logprobs: list[msgspec.Raw] = []  # log probabilities of the text's tokens, as JSON
+        self._whole: str | None = None  # the complete text; None while it grows
+        self._written = io.StringIO()  # the text while it grows
         self._length = 0  # in characters
-        self._marks = array("Q")  # the end of each delta in the text
-        self._logprob_marks = array("Q")  # the end of each delta in `logprobs`
+        self._marks = array("Q")  # for each delta its end in the text
+        self._logprob_marks = array("Q")  # for each delta its end in `logprobs`
 
     def __len__(self) -> int:
         """Return the number of deltas."""
@@ -40,7 +40,7 @@ class GrowingText:
 
     @property
     def size(self) -> int:
-        """The bytes of the marks."""
+        """The memory of the marks, in bytes."""
         return 8 * (len(self._marks) + len(self._logprob_marks))
 
     def add(self, text: str) -> None:
@@ -49,7 +49,7 @@ class GrowingText:
         self._length += len(text)
 
     def mark(self) -> None:
-        """Make the text since the last mark a delta, if there is any."""
+        """Set a mark at the end, if there is text since the last mark: that text becomes a delta."""
         at = self._marks[-1] if self._marks else 0
         logprobs_at = self._logprob_marks[-1] if self._logprob_marks else 0
         if self._whole is None and (self._length > at or len(self.logprobs) > logprobs_at):
@@ -57,7 +57,7 @@ class GrowingText:
             self._logprob_marks.append(len(self.logprobs))
 
     def close(self) -> None:
-        """Complete the text; the rest of it becomes the last delta."""
+        """End the growth of the text. The text since the last mark becomes the last delta."""
         self.mark()
         self._whole = self._written.getvalue()
         self._written.close()
@@ -76,12 +76,12 @@ class OutputItem(Protocol):
     """One item of a response's output."""
 
     growing: GrowingText
-    complete: bool  # nothing is missing; only then its status is "completed"
+    complete: bool  # whether the item's status at the end is "completed", rather than "incomplete"
     opening: int  # the number of events before the deltas
-    closing: int  # the number of events after them
+    closing: int  # the number of events after the deltas
 
     def whole(self) -> Item:
-        """Return the item as the response object shows it."""
+        """Return the complete item, in the format of the response object."""
         ...
 
     def first(self) -> list[Event]:
@@ -167,7 +167,7 @@ class ReasoningItem:
 
 
 class FunctionCallItem:
-    """A function call. It is complete if its arguments are a whole JSON object."""
+    """A function call. It is complete if its arguments are a complete JSON object."""
 
     opening, closing = 1, 2
 
@@ -183,7 +183,7 @@ class FunctionCallItem:
         return call_item(self._id, self._call, self.growing.text, status_of(self))
 
     def message(self) -> dict[str, Any]:
-        """Return the call as templates know it."""
+        """Return the call in the format of chat templates."""
         return call_message(self._call.id, self._call.name, self.growing.text)
 
     def first(self) -> list[Event]:
@@ -217,7 +217,7 @@ def reasoning_item(id: str, text: str, status: str) -> Item:
 
 
 def call_item(id: str, call: CalledTool, arguments: str, status: str) -> Item:
-    """Return a call as an item. Clients know a tool by its namespace and its name in it, the model by both in one."""
+    """Return a call as an item. Its name is without the namespace prefix that the model sees, as clients expect."""
     name = call.name.removeprefix(prefix_of(call.namespace))
     item: Item = {"id": id, "type": "function_call", "call_id": call.id, "name": name, "arguments": arguments}
     return item | ({"namespace": call.namespace} if call.namespace else {}) | {"status": status}
@@ -226,9 +226,9 @@ def call_item(id: str, call: CalledTool, arguments: str, status: str) -> Item:
 def items_of(id: str, message: Mapping[str, Any]) -> list[Item]:
     """Split a message into items: reasoning, text and calls, in this order.
 
-    For an answer the ids are those that its response gave, unless the model wrote the parts in another order.
+    If the model wrote its answer in this order, the items get the same ids as in the response with this answer.
 
-    id: of the text's item; the ids of the others derive from it.
+    id: id of the text's item, from which the other ids derive.
     """
     content, calls = message["content"], message.get("tool_calls", ())
     if message["role"] == "tool":

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses: its fields, and those that are ignored or refused."""
+"""The body of POST /v1/responses: its fields, and the fields that are ignored or refused."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -29,7 +29,7 @@ UNSUPPORTED: Unsupported = {
 
 
 class TextOptions(Struct, forbid_unknown_fields=True):
-    """The format of the answer's text."""
+    """The field `text`: the format of the answer's text."""
 
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None  # accepted, without effect
@@ -40,16 +40,16 @@ class Conversation(Struct, forbid_unknown_fields=True):
 
 
 class ResponseRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
-    """OpenAI's fields, and the sampling fields that the other endpoints have too."""
+    """The body of POST /v1/responses: OpenAI's fields, plus the sampling fields of all endpoints."""
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     previous_response_id: str | None = None
-    conversation: str | Conversation | None = None  # a session, whose next turn is the response
-    after: Count | None = None  # the last turn that the client knows; the session must not have a later one
+    conversation: str | Conversation | None = None  # the session whose next turn is this response
+    after: Count | None = None  # number of the last turn that the client knows; 409 if the last turn is another
     store: bool = True
-    background: bool = False  # the response runs to its end, whether or not the client stays connected
-    generate: bool = True  # False: only compute the prompt
+    background: bool = False  # the response runs to its end even if the client disconnects
+    generate: bool = True  # False: only compute the prompt and cache its state
     max_output_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     text: TextOptions = field(default_factory=TextOptions)
     include: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ class ResponseRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
 
 
 def read_request(fields: Mapping[str, Any]) -> ResponseRequest:
-    """Read the body of a response to create. Raises ApiError 400."""
+    """Read the body of a request that creates a response. Raises ApiError 400."""
     body = convert(fields, ResponseRequest, IGNORED, UNSUPPORTED)
     if not body.input:
         raise errors.bad_request("input is empty: there is nothing to answer", "input", "empty_input")
@@ -87,7 +87,7 @@ def read_request(fields: Mapping[str, Any]) -> ResponseRequest:
 
 
 def check(body: ResponseRequest) -> None:
-    """Check what depends on several fields. Raises ApiError 400."""
+    """Check rules that concern several fields. Raises ApiError 400."""
     if body.session is not None and body.previous_response_id is not None:
         message = "give only one of previous_response_id and conversation"
         raise errors.bad_request(message, "previous_response_id", "mutually_exclusive_parameters")
@@ -104,7 +104,7 @@ def check(body: ResponseRequest) -> None:
 
 
 def wanted_in(body: ResponseRequest) -> GrammarWriters:
-    """Read text.format. Raises ApiError 400."""
+    """Return the grammar writer for text.format, if it needs one. Raises ApiError 400."""
     return of_text(body.text.format, "text.format") if body.text.format else {}
 
 

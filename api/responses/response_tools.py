@@ -1,4 +1,4 @@
-"""The tools of a response, in the form of Responses: functions, alone or in a namespace, and hosted tools."""
+"""The tools of a response, in the format of Responses: functions, namespaces of functions, and hosted tools."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,12 +9,12 @@ from baton.api import errors
 from baton.api.generation.messages import read_object_at
 from baton.api.generation.tools import NAME, Tool, read_function
 
-# Tools that a server runs itself. This one has none, and ignores them, because Codex always offers them.
+# Tools that OpenAI's server runs itself. They are ignored instead of refused, because Codex always offers them.
 HOSTED = frozenset({"web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation"})
 
 
 def read_response_tool(tool: object, at: str) -> list[Tool]:
-    """Read {"type": "function", "name": …} or {"type": "namespace", "name": …, "tools": […]}. Raises ApiError 400."""
+    """Read a function, or a namespace {"type": "namespace", "name": …, "tools": […]}. Raises ApiError 400."""
     fields = read_object_at(tool, at)
     kind = fields.get("type")
     if kind == "namespace":
@@ -23,7 +23,7 @@ def read_response_tool(tool: object, at: str) -> list[Tool]:
 
 
 def read_namespace(fields: Mapping[str, Any], at: str) -> list[Tool]:
-    """Read a namespace, which may have functions only. Raises ApiError 400."""
+    """Read the functions of a namespace, which may contain nothing else. Raises ApiError 400."""
     name, tools = fields.get("name"), fields.get("tools")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         message = f"{at}.name must be 1 to 128 characters, each of A-Z a-z 0-9 _ . -"
@@ -42,8 +42,8 @@ def read_named(fields: Mapping[str, Any], at: str) -> Tool:
 
 
 def prefix_of(namespace: str) -> str:
-    """Return the prefix of the names of a namespace's functions, as the model knows them.
+    """Return the prefix that the model sees before the names of a namespace's functions.
 
-    The namespaces of MCP servers end in underscores already.
+    It is the namespace and "__"; a namespace of an MCP server ends in underscores already.
     """
     return namespace if not namespace or namespace.endswith("_") else f"{namespace}__"

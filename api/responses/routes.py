@@ -1,4 +1,4 @@
-"""/v1/responses over HTTP. The server stores the conversation; the next response names the last one."""
+"""/v1/responses over HTTP. The server stores responses, so that a later response can continue an earlier one."""
 
 import msgspec
 from aiohttp import web
@@ -21,7 +21,7 @@ routes = web.RouteTableDef()
 
 @routes.post("/v1/responses")
 async def create_response(request: web.Request) -> web.StreamResponse:
-    """Create a response, and answer when it has ended, with its events, or at once if it runs in the background."""
+    """Create a response. Answer when it has ended, or with a stream, or at once if it runs in the background."""
     server = request.app[SERVER]
     body = read_request(await read_body(request))
     with await start_response(request, body, caller_records=not body.background) as run:
@@ -40,7 +40,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
 
 
 async def stream(request: web.Request, stored: StoredResponse, after: int = -1) -> web.StreamResponse:
-    """Answer with the events of `stored` that have numbers above `after`. Raises 400."""
+    """Answer with a stream of the events of `stored` whose numbers are above `after`. Raises ApiError 400."""
     reader = EventCursor(stored.transcript, after)
     response = web.StreamResponse(headers=HEADERS)
     await response.prepare(request)
@@ -53,7 +53,7 @@ async def stream(request: web.Request, stored: StoredResponse, after: int = -1) 
 
 @routes.get("/v1/responses/{response}")
 async def get_response(request: web.Request) -> web.StreamResponse:
-    """Return the response, or with ?stream=true all its events, or those after number `starting_after`."""
+    """Return the response. With ?stream=true return its events, from the one after number `starting_after` on."""
     response = find(request)
     if request.query.get("stream") != "true":
         if "starting_after" in request.query:
@@ -71,7 +71,7 @@ async def get_input_items(request: web.Request) -> web.Response:
 
 @routes.delete("/v1/responses/{response}")
 async def delete_response(request: web.Request) -> web.Response:
-    """Delete a response; abort it if it is running. Later responses keep the ones that they continue."""
+    """Delete a response; abort it if it is running. Responses that continue it keep its messages."""
     response = find(request)
     request.app[RESPONSES].delete(owner_of(request), response.id)
     request.app[SERVER].gateway.abort(response.id)
@@ -80,7 +80,7 @@ async def delete_response(request: web.Request) -> web.Response:
 
 @routes.post("/v1/responses/{response}/cancel")
 async def cancel_response(request: web.Request) -> web.Response:
-    """Abort a response, and return it when the ring has ended it. A response that is over stays as it is."""
+    """Abort a response, wait for its end, and return it. A response that has ended already stays unchanged."""
     response = find(request)
     request.app[SERVER].gateway.abort(response.id)
     await response.finished.wait()
@@ -88,7 +88,7 @@ async def cancel_response(request: web.Request) -> web.Response:
 
 
 def find(request: web.Request) -> StoredResponse:
-    """Return the response of the path. Raises 404."""
+    """Return the stored response that the path names. Raises ApiError 404."""
     return request.app[RESPONSES].get(owner_of(request), request.match_info["response"])
 
 

@@ -1,4 +1,4 @@
-"""The task of a response, which reads the ring's outputs to their end, whether or not a client reads along."""
+"""The task that runs a response: it reads the ring's outputs to the end, even without a connected client."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -17,14 +17,14 @@ from baton.api.server import Server
 from baton.api.sessions.saver import NOT_SAVED
 from baton.api.sessions.session import OpenTurn, refused
 
-# The response's status by the member's finish_reason; else "cancelled".
+# Status of the response by finish_reason of its request; "cancelled" for all other reasons.
 ENDS = {"stop": "completed", "length": "incomplete"}
 
 
 class ResponseRun:
-    """A running response: its outputs go into its transcript, from which clients read, each at its own speed.
+    """A running response. Its outputs go into a transcript, from which each client reads at its own speed.
 
-    Leaving it as a context aborts the response, unless that runs in the background.
+    The end of the `with` block aborts the response, unless the response runs in the background.
     """
 
     def __init__(
@@ -37,19 +37,19 @@ class ResponseRun:
         turn: OpenTurn | None,
         log: structlog.typing.FilteringBoundLogger | None,
     ) -> None:
-        """turn: the session's turn that the response is.
+        """turn: the turn of a session that this response runs; None without a session.
 
-        log: gets the response's end; None if the caller logs that.
+        log: for the line about the response's end; None if the caller logs the end.
         """
         self.response = response
         self.generation = generation
-        self.error: ApiError | None = None  # why the response failed, or its turn was not saved
+        self.error: ApiError | None = None  # why the response failed, or why its turn was not saved
         self._server = server
         self._responses = responses
         self._owner = owner
         self._turn = turn
         self._log = log
-        self._begun = asyncio.Event()  # the first output has come, or the end
+        self._begun = asyncio.Event()  # set at the first output, or at the end without output
 
     def __enter__(self) -> Self:
         return self
@@ -63,7 +63,7 @@ class ResponseRun:
         return self.response.transcript
 
     async def wait_begun(self, wait: float | None = None) -> None:
-        """Wait for the first output, at most `wait` seconds. Raises ApiError if the response has failed by then."""
+        """Wait at most `wait` seconds for the first output. Raises ApiError if the response has failed by then."""
         try:
             async with asyncio.timeout(wait):
                 await self._begun.wait()
@@ -73,7 +73,7 @@ class ResponseRun:
             raise self.error
 
     async def read(self) -> dict[str, Any]:
-        """Wait for the end; return the response object. Raises ApiError."""
+        """Wait for the end, and return the response object. Raises ApiError if the response has failed."""
         await self.response.finished.wait()
         if self.error is not None and not self.unsaved:
             raise self.error
@@ -81,11 +81,11 @@ class ResponseRun:
 
     @property
     def unsaved(self) -> bool:
-        """Whether the answer is complete, but its turn could not be saved to disk."""
+        """Whether the answer is complete but its turn could not be saved to disk."""
         return self.error is not None and self.error.code == NOT_SAVED
 
     async def run_to_end(self) -> None:
-        """Run the response to its end. This is its task."""
+        """Run the response to its end. `start_response` starts a task for this."""
         try:
             with self.generation:
                 self.error = await failure(self._read())
@@ -113,13 +113,13 @@ class ResponseRun:
         self._begun.set()
 
     def _end(self) -> None:
-        """End the response, and store that, before any reader sees the end."""
+        """End the response, and update the store, before any reader sees the end."""
         response, status = self.response, self._status()
         self._settle()
         [member] = self.generation.members
         self.transcript.finish(status, member, self.error if status == "failed" else None)
         response.measure()
-        # The ring never took the request: an HTTP client gets that as a status, so the response never existed for it.
+        # The ring refused the request, so the client gets an error status, and must not find a response in the store.
         if refused(self.generation) and not response.body["background"]:
             self._responses.delete(self._owner, response.id)
         self._responses.mark_ended(self._owner, response)
@@ -131,7 +131,7 @@ class ResponseRun:
         self._begun.set()
 
     def _settle(self) -> None:
-        """Settle the turn. A failure that comes after its turn is in the session must not be retried."""
+        """Settle the turn. If the session has the turn despite a failure, mark the error as not to be retried."""
         if self._turn is not None:
             self._turn.settle()
             turn = self.response.turn = self._turn.settled
@@ -148,7 +148,7 @@ class ResponseRun:
 
 
 async def failure(work: Awaitable[None]) -> ApiError | None:
-    """Await `work`; return what it raises, as clients see it."""
+    """Await `work`. Return the exception that it raises, as an ApiError, or None."""
     try:
         await work
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""From the body of a response to its running task."""
+"""The start of a response: from the body of a request to the running task."""
 
 import time
 import uuid
@@ -42,9 +42,9 @@ Messages = list[dict[str, Any]]
 async def start_response(
     request: web.Request, body: ResponseRequest, latest: StoredResponse | None = None, caller_records: bool = False
 ) -> ResponseRun:
-    """Render, submit and store a response, and start the task that reads it. Raises 400, 404, 409, 503.
+    """Render, submit and store a response, and start the task that reads its outputs. Raises ApiError: 400 to 503.
 
-    latest: a response that this one may continue although it is not stored.
+    latest: the last response of a websocket's lane, which may be continued even if it is not stored.
     caller_records: the caller logs the end of the response.
     """
     server, responses = request.app[SERVER], request.app[RESPONSES]
@@ -84,9 +84,9 @@ async def start_response(
 
 
 async def read_chat(model: ServedModel, body: ResponseRequest, find: Find) -> ChatInput:
-    """Read the parts of the body that decide the prompt, without what it continues. Raises ApiError: 400, 404.
+    """Read the fields that decide the prompt. The messages are without the context that the response continues.
 
-    find: returns the stored item that a reference names.
+    find: returns the stored item that a reference names. Raises ApiError: 400, 404.
     """
     tools = await read_tool_use(model, body.tools, body.tool_choice, body.parallel_tool_calls, read_response_tool)
     return ChatInput(
@@ -102,7 +102,7 @@ def instructions(body: ResponseRequest) -> Messages:
 
 
 def opening(body: ResponseRequest, base: Turn | None) -> Messages:
-    """Return the messages before the input in a conversation, which keeps the instructions of its first turn."""
+    """Return the messages before a turn's input: its instructions in the first turn, which the conversation keeps."""
     return [] if is_fed(base) else instructions(body)
 
 
@@ -111,7 +111,7 @@ def render_of(body: ResponseRequest) -> Render:
 
 
 def submit(request: web.Request, model: ServedModel, built: Request, turn: OpenTurn | None) -> Generation:
-    """Submit the response to the ring. Raises 400, 404, 503."""
+    """Submit the response's request to the ring. Raises ApiError: 400, 404, 503."""
     gateway = request.app[SERVER].gateway
     if turn is None:
         return gateway.submit([built], request_context(request))
@@ -123,12 +123,12 @@ def submit(request: web.Request, model: ServedModel, built: Request, turn: OpenT
 
 
 def encoded_logprobs(text: Text, output: Output) -> list[msgspec.Raw]:
-    """Return an output's log probabilities as JSON, which takes a fraction of the memory of their objects."""
+    """Return an output's log probabilities as JSON, which takes a fraction of the memory of Python objects."""
     return [msgspec.Raw(msgspec.json.encode(item)) for item in choice_logprobs(text, output.logprobs).content]
 
 
 def describe(model: str, body: ResponseRequest, request: Request, turn: OpenTurn | None, store: bool) -> dict[str, Any]:
-    """Return the response object of a response that begins."""
+    """Return the response object at the beginning of a response."""
     effective = body.instructions if turn is None or not is_fed(turn.base) else None
     description = {
         "id": request.id,

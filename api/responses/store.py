@@ -1,4 +1,7 @@
-"""Stored responses, which later ones can continue: limited in age, number and bytes, and separate for each owner."""
+"""The store of responses, which later responses can continue. Age, number and bytes are limited.
+
+An owner is the digest of an API key; requests find only the responses of their owner.
+"""
 
 import asyncio
 import time
@@ -16,23 +19,23 @@ from baton.api.responses.events import Transcript
 from baton.api.sessions.by_owner import ByOwner, Key
 from baton.api.sessions.log import Turn, backwards
 
-MAX_RESPONSES = 10_000  # that have ended
+MAX_RESPONSES = 10_000  # maximum stored responses that have ended
 
 
 @dataclass(eq=False, kw_only=True)
 class StoredResponse:
-    """One response, linked to the chain of responses that it continues. The link holds even if these are deleted."""
+    """One response, linked to the chain of responses that it continues. The links stay when responses are deleted."""
 
     id: str
     transcript: Transcript
     previous: "StoredResponse | None" = None
-    messages: list[dict[str, Any]]  # its input, without instructions
+    messages: list[dict[str, Any]]  # the response's input, without instructions
     base: Turn | None = None
-    """If the response is a turn of a session: the turn before it. A rewind of the session does not change it."""
-    turn: Turn | None = None  # its own turn, once it has ended
-    stored: float = 0.0  # the time of its end, on the store's clock
-    size: int = 0  # bytes of its JSON
-    refcount: int = 0  # the store and the responses that continue it; its size counts while this is above 0
+    """The turn before this response, if this response is a session's turn. A rewind of the session keeps the link."""
+    turn: Turn | None = None  # the turn of this response in its session, once it has ended
+    stored: float = 0.0  # when the response ended, on the store's clock
+    size: int = 0  # bytes of the response as JSON
+    refcount: int = 0  # references from the store and from later responses; while 0, `size` is not counted
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -45,19 +48,19 @@ class StoredResponse:
         return not self.transcript.over
 
     def measure(self) -> None:
-        """Set the size. Call it when the response has ended."""
+        """Compute `size`. Call this when the response has ended."""
         self.size = self.transcript.size + len(msgspec.json.encode(self.messages))
 
     @property
     def exchange(self) -> list[dict[str, Any]]:
-        """The messages of its input and its answer."""
+        """The messages of the response's input, followed by its answer."""
         if self.transcript.prefill_only:
             return self.messages
         return [*self.messages, self.transcript.message]
 
 
 def chain(last: StoredResponse | None) -> list[StoredResponse]:
-    """Return the responses up to and including `last`, oldest first."""
+    """Return the responses that `last` continues, oldest first, and `last`."""
     responses = []
     while last is not None:
         responses.append(last)
@@ -68,25 +71,25 @@ def chain(last: StoredResponse | None) -> list[StoredResponse]:
 class ResponseStore:
     """Stored responses by owner and id. Running responses are never dropped.
 
-    An ended response is dropped after its retention. If there are too many, or too many bytes, the owner with the most
-    bytes loses its oldest.
+    An ended response is dropped after the retention time. While there are too many responses, or too many bytes, the
+    owner with the most bytes loses its oldest response.
     """
 
     def __init__(self, retention: float, cap: int, clock: Callable[[], float] = time.monotonic) -> None:
         """retention: seconds for which an ended response is stored; 0 stores none.
 
-        cap: the limit of `bytes`.
+        cap: maximum of `bytes`; above it responses are dropped.
         """
         self.enabled = retention > 0
         self.bytes = 0
-        """The JSON of all ended responses that are stored or that stored ones continue, and of the logs of the turns
-        that these hold. Each is counted once."""
+        """Size of all ended responses that are stored, or that stored responses continue, plus the size of all turns
+        that these responses refer to. Each response and turn is counted once."""
         self._retention = retention
         self._cap = cap
         self._clock = clock
         self._running: dict[Key, StoredResponse] = {}
         self._ended: ByOwner[StoredResponse] = ByOwner()
-        self._turns: Counter[Turn] = Counter()  # references to each turn
+        self._turns: Counter[Turn] = Counter()  # number of references to each turn
         self._bytes_of: Counter[bytes] = Counter()
 
     def __len__(self) -> int:
@@ -103,7 +106,7 @@ class ResponseStore:
     def mark_ended(self, owner: bytes, response: StoredResponse) -> None:
         """Note that a stored response has ended: from now on it ages and counts in `bytes`.
 
-        Does nothing if it was never stored, or was deleted.
+        Do nothing if the response was never stored, or was deleted.
         """
         if self._running.pop((owner, response.id), None) is None:
             return
@@ -117,16 +120,16 @@ class ResponseStore:
         return self._running.get((owner, id)) or self._ended.get((owner, id))
 
     def get(self, owner: bytes, id: str) -> StoredResponse:
-        """Return a stored response. Raises 404."""
+        """Return a stored response. Raises ApiError 404."""
         response = self.find(owner, id)
         if response is None:
             raise ApiError(404, f"there is no response {id!r}", "not_found_error", "response_id", "response_not_found")
         return response
 
     def item(self, owner: bytes, id: str, field: str) -> dict[str, Any]:
-        """Return an output item of a stored response, found by its id, which derives from the response's. Raises 404.
+        """Return the output item `id` of a stored response. Raises ApiError 404.
 
-        field: the field that the error names.
+        The id of an item contains the id of its response. field: the field that the error names.
         """
         response = self.find(owner, "resp_" + id.partition("_")[2].partition(".")[0])
         for item in response.body["output"] if response is not None else ():
@@ -141,7 +144,7 @@ class ResponseStore:
             self._release(owner, response)
 
     def _drop(self) -> None:
-        """Drop expired responses, and others while a limit is exceeded."""
+        """Drop expired responses, and further responses while a limit is exceeded."""
         expired = self._clock() - self._retention
         while self._ended:
             owner, oldest = next(self._ended.items())
@@ -153,7 +156,7 @@ class ResponseStore:
             self.delete(owner, oldest.id)
 
     def _hold(self, owner: bytes, response: StoredResponse | None) -> None:
-        """Count a response, and the chain before it unless that is counted already."""
+        """Add a reference to a response. The first reference counts the response's size, and refers to `previous`."""
         while response is not None:
             response.refcount += 1
             if response.refcount > 1:

@@ -1,4 +1,4 @@
-"""truncation: "auto", which drops the oldest messages of a conversation that is too long for the model."""
+"""The field truncation: "auto" drops the oldest messages of a conversation that is too long for the model."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -24,19 +24,19 @@ async def render_what_fits(
     *,
     salt: str,
 ) -> Prompt:
-    """Do as `render`, without the oldest messages that must be dropped so that a token of the answer fits.
+    """Render a chat as `render` does, but drop as many old messages as needed for one token of the answer to fit.
 
-    System messages at the beginning stay. The rest begins with a user's message if possible. The cut moves in steps of
-    half as many characters as the model's length has tokens. So the next turns, which send the whole conversation
-    again, are cut at the same place, and resume from the cached state.
+    System messages at the beginning stay. The other messages begin with a user's message if possible. The cut moves in
+    steps of max_model_len / 2 characters. The next turns, which send the whole conversation again, are therefore mostly
+    cut at the same message, and can resume from the cached state.
 
-    Raises ApiError 400 as `render` does, and if the last message alone does not fit.
+    Raises the exceptions of `render`, and ApiError 400 if the last message alone does not fit.
     """
     first = next((index for index, message in enumerate(messages) if message["role"] != "system"), len(messages))
     system, rest = messages[:first], messages[first:]
 
     async def prompt_from(cut: int) -> Prompt | None:
-        """Render the chat without the first `cut` messages after the system's; None if it does not fit."""
+        """Render the chat without the first `cut` messages after the system messages. Return None if it is too long."""
         try:
             prompt = await render(model, system + rest[cut:], ending, template_kwargs, tools, beginnings, salt=salt)
         except ApiError as error:
@@ -54,12 +54,12 @@ async def render_what_fits(
 
 
 def ways_to_cut(messages: Sequence[Message], step: int) -> list[list[int]]:
-    """Return three lists of places where the rest may begin, in order of preference.
+    """Return three lists of message indices at which the remaining chat may begin, in order of preference.
 
-    First one place for each step, at a user's message; then every user's message; then every message but results of
-    calls, which would be without their call.
+    The first list has one user's message for each step, the second every user's message. The third has every message
+    except results of tool calls, because their calls would be missing.
 
-    step: in characters of the messages as JSON.
+    step: number of characters of the messages as JSON.
     """
     users = [index for index, message in enumerate(messages) if index and message["role"] == "user"]
     others = [index for index, message in enumerate(messages) if index and message["role"] != "tool"]
@@ -72,7 +72,7 @@ def ways_to_cut(messages: Sequence[Message], step: int) -> list[list[int]]:
 
 
 async def first_that_fits(cuts: Sequence[int], prompt_from: Callable[[int], Awaitable[Prompt | None]]) -> Prompt | None:
-    """Return the prompt from the first of these places that fits. Bisects, as later places give shorter prompts."""
+    """Return the prompt for the first cut with which it fits, or None. Later cuts give shorter prompts, so bisect."""
     low, high, found = 0, len(cuts) - 1, await prompt_from(cuts[-1])
     while found is not None and low < high:
         middle = (low + high) // 2

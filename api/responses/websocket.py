@@ -1,7 +1,7 @@
-"""GET /v1/responses as a websocket: `response.create` comes in, the events of the response go out.
+"""GET /v1/responses as a websocket: the client sends `response.create` and gets the events of the response.
 
-`response.resume` asks for the events of a response that another socket began. Events with the same stream_id belong to
-one lane. The responses of a lane run one after another, and lanes run concurrently.
+With `response.resume` the client asks for the events of a response that began on another socket. All responses with one
+stream_id are a *lane*. The responses of a lane run one after another, and lanes run concurrently.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ routes = web.RouteTableDef()
 
 OPEN_SOCKETS = web.AppKey("open_sockets", set[web.WebSocketResponse])
 MAX_LANES = 64
-MAX_WAITING = 16  # events of one lane
+MAX_WAITING = 16  # maximum waiting events from the client in one lane
 MAX_UNANSWERED_PINGS = 8
 
 
@@ -57,9 +57,9 @@ async def connect(request: web.Request) -> web.StreamResponse:
 
 
 def check_subprotocol(request: web.Request) -> None:
-    """Check that a client which offers subprotocols offers the one that this server speaks. Raises 400.
+    """Raise ApiError 400 if a client offers subprotocols, but not the one that this server speaks.
 
-    Browsers send an API key as a subprotocol; the answer must name another one, so as never to send the key back.
+    Browsers send an API key as a subprotocol. The answer must name one of the offered subprotocols, but never the key.
     """
     offered = subprotocols(request)
     if offered and SUBPROTOCOL not in offered:
@@ -68,7 +68,7 @@ def check_subprotocol(request: web.Request) -> None:
 
 
 async def close_all(app: web.Application) -> None:
-    """Close every websocket because the server shuts down."""
+    """Close every websocket, because the server is shutting down."""
     sockets = app[OPEN_SOCKETS]
     for socket in list(sockets):
         await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server is shutting down")
@@ -85,10 +85,10 @@ class Lane:
     """The responses of one stream_id, which run one after another."""
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[str, dict[str, Any], int]] = deque()  # events: type, fields, bytes
+        self.waiting: deque[tuple[str, dict[str, Any], int]] = deque()  # events from the client: type, fields, bytes
         self.task: asyncio.Task[None] | None = None
-        self.running: str | None = None  # the id of the response
-        self.latest: StoredResponse | None = None  # the next response may continue it, even if it is not stored
+        self.running: str | None = None  # id of the running response
+        self.latest: StoredResponse | None = None  # last response; the next may continue it, stored or not
 
 
 class Connection:
@@ -106,7 +106,7 @@ class Connection:
         self._unanswered = 0
 
     async def serve(self) -> None:
-        """Serve the client until it disconnects; then abort what it still waits for."""
+        """Serve the client until it disconnects. Then cancel the lanes' tasks, which aborts foreground responses."""
         self._connection.open_websocket()
         pinging = asyncio.ensure_future(self._ping(self._server.config.ping_interval))
         try:
@@ -124,7 +124,7 @@ class Connection:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ping(self, interval: float) -> None:
-        """Ping the client. Disconnect it if it waits for a response, but neither answers pings nor reads events."""
+        """Ping the client at intervals. Disconnect a client that waits for a response but neither answers nor reads."""
         while not self._socket.closed:
             await asyncio.sleep(interval)
             owed = any(lane.task is not None and not lane.task.done() for lane in self._lanes.values())
@@ -166,7 +166,7 @@ class Connection:
             raise errors.queue_full(f"this connection has {MAX_LANES} busy streams already")
 
     def _cancel(self, stream_id: str | None, response_id: object) -> None:
-        """Abort the response that is named, or else the lane's running one. It ends with `response.incomplete`."""
+        """Abort the response `response_id`, or else the lane's running one. The last event is `response.incomplete`."""
         running = {lane.running for lane in self._lanes.values()} - {None}
         id = response_id if response_id is not None else self._lanes.get(stream_id, Lane()).running
         if not (isinstance(id, str) and (id in running or self._runs_elsewhere(id))):
@@ -174,7 +174,7 @@ class Connection:
         self._server.gateway.abort(id)
 
     def _runs_elsewhere(self, id: str) -> bool:
-        """Return whether the response runs in the background, or for another connection of the same owner."""
+        """Return whether the response runs, in the background or for another connection, for the same owner."""
         stored = self._responses.find(self._owner, id)
         return stored is not None and stored.running
 
@@ -224,7 +224,7 @@ class Connection:
         await self._send(stream_id, {"type": "error", "status": error.status, "error": detail})
 
     async def _send(self, stream_id: str | None, event: Event) -> None:
-        """Send an event. Waits while the client does not read; the text that comes meanwhile becomes one delta."""
+        """Send an event, waiting until the client reads. Text that is generated meanwhile becomes a single delta."""
         if stream_id is not None:
             event["stream_id"] = stream_id
         await self._socket.send_str(msgspec.json.encode(event).decode())
@@ -232,7 +232,7 @@ class Connection:
 
 
 def read_event(data: str | bytes) -> dict[str, Any]:
-    """Decode an event. Raises 400."""
+    """Decode an event from the client. Raises ApiError 400."""
     try:
         event = msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:

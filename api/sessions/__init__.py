@@ -1,1 +1,1 @@
-"""Sessions: a log with a name and an owner, its turns, and its file."""
+"""Sessions: their token logs, turns, names, owners and files."""

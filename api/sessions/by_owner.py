@@ -1,4 +1,4 @@
-"""A collection of items by owner and id, in order of use: over all owners, and within each."""
+"""A collection of items by owner and id, with the order of use over all owners and for each owner."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 class ByOwner(Generic[T]):
-    """Items by owner and id, least recently used first. Calls and steps of iterations take constant time."""
+    """Items by owner and id, least recently used first. A call, or a step of an iteration, takes constant time."""
 
     def __init__(self) -> None:
         self._all: OrderedDict[Key, T] = OrderedDict()
-        self._of: dict[bytes, OrderedDict[str, T]] = {}  # by owner, then by id; no empty ones
+        self._of: dict[bytes, OrderedDict[str, T]] = {}  # items by id, for each owner that has some
 
     def __len__(self) -> int:
         return len(self._all)
@@ -44,13 +44,13 @@ class ByOwner(Generic[T]):
         return self._all.get(key)
 
     def put(self, key: Key, item: T) -> None:
-        """Add or replace an item, as the most recently used one."""
+        """Add or replace an item. It becomes the most recently used item."""
         self._all[key] = item
         self._of.setdefault(key[0], OrderedDict())[key[1]] = item
         self.touch(key)
 
     def touch(self, key: Key) -> None:
-        """Make an item the most recently used one."""
+        """Make an item the most recently used item."""
         self._all.move_to_end(key)
         self._of[key[0]].move_to_end(key[1])
 

@@ -1,7 +1,7 @@
-"""The files of session logs under --session-dir, one per session. All calls block, so they belong into threads.
+"""The log files of sessions under --session-dir, one per session. All calls block, so threads must call them.
 
-When a call that writes returns, the data is on the disk and the file has its name. A whole file is written to a
-temporary name in the same folder, and then renamed.
+A call that writes returns when the data is on the disk and the file has its final name. A complete file is written
+under a temporary name in the same folder, and then renamed.
 """
 
 import os
@@ -20,22 +20,22 @@ from baton.api.sessions.records import DamagedLogError, LogRecord, decode, encod
 
 @dataclass(frozen=True)
 class StoredLog:
-    """The records of a session's file."""
+    """The contents of a session's file."""
 
     key: str
     records: list[LogRecord]
-    age: float  # seconds since the last write
-    size: int  # bytes of the file
+    age: float  # seconds since the last write to the file
+    size: int  # size of the file in bytes
 
 
 class SessionFiles:
-    """The folder of all session files, held by one server at a time.
+    """The folder of all session files, locked by one server at a time.
 
     Calls for one key must not overlap; calls for different keys may.
     """
 
     def __init__(self, path: Path) -> None:
-        """Lock the folder. Raises ConfigError if it cannot be used, or another server holds it."""
+        """Lock the folder. Raises ConfigError if it cannot be used, or if another server has locked it."""
         try:
             self._folder = HeldFolder(path)
         except BlockingIOError as error:
@@ -44,12 +44,12 @@ class SessionFiles:
             raise ConfigError(f"--session-dir: {error}") from None
 
     def close(self) -> None:
-        """Release the folder, so that another server can use it."""
+        """Unlock the folder, so that another server can use it."""
         self._folder.close()
 
     def read_all(self) -> Iterator[StoredLog]:
-        """Yield every session. A file that cannot be read is set aside, and an incomplete last record is cut off."""
-        # A temporary file is left where a server was killed in `replace`; the file that it was to replace is whole.
+        """Yield the log of every session. Rename unreadable files to *.damaged, and cut off incomplete last records."""
+        # A server that is killed in `replace` leaves a temporary file; the file to be replaced is still intact.
         for path in self._folder.logs.glob("*.tmp"):
             path.unlink(missing_ok=True)
         for path in sorted(self._folder.logs.glob("*.log")):
@@ -71,9 +71,9 @@ class SessionFiles:
         return found
 
     def append(self, key: str, records: Iterable[LogRecord], size: int) -> int:
-        """Append records to a file and return how many bytes they are. size: expected size of the file before.
+        """Append records to a file and return their size in bytes. size: expected size of the file before.
 
-        Raises OSError, after which the whole file must be written again. It is FileNotFoundError if the file has
+        Raises OSError, after which the whole file must be written again. The error is FileNotFoundError if the file has
         another size, or was deleted or replaced.
         """
         data, path = encode(records), self._path(key)
@@ -86,7 +86,7 @@ class SessionFiles:
         return len(data)
 
     def replace(self, key: str, records: Iterable[LogRecord]) -> int:
-        """Write the whole file and return its size. Raises OSError, after which the file is unchanged or missing."""
+        """Replace the file and return its new size. Raises OSError, after which the old file is unchanged or gone."""
         data, path = encode(records), self._path(key)
         temporary = path.with_suffix(".tmp")
         self._folder.hold()
@@ -103,13 +103,13 @@ class SessionFiles:
         return len(data)
 
     def delete(self, key: str) -> None:
-        """Delete the file, if it exists. Raises OSError."""
+        """Delete the file of a session, if it exists. Raises OSError."""
         self._folder.hold()
         self._path(key).unlink(missing_ok=True)
         sync(self._folder.logs)
 
     def set_aside(self, key: str, why: str) -> None:
-        """Rename a file that cannot be used to *.damaged, and log why."""
+        """Rename an unusable file to *.damaged, and log why."""
         path = self._path(key)
         aside = path.with_suffix(".damaged")
         structlog.get_logger().error("a session's file is set aside", file=str(aside), error=why)
@@ -129,7 +129,7 @@ class SessionFiles:
         return self._folder.logs / f"{key}.log"
 
     def _check_there(self, descriptor: int, path: Path) -> None:
-        """Raise FileNotFoundError unless the written file has its name still, in the folder that is locked."""
+        """Raise FileNotFoundError unless the written file is still at `path`, and its folder is still locked."""
         if not (is_at(descriptor, path) and self._folder.is_held()):
             raise gone(path)
 

@@ -1,4 +1,7 @@
-"""The log of a session: its turns, each linked to the turn that it continues, with all tokens verbatim."""
+"""The log of a session: turns with all their tokens, each linked to the turn that it continues.
+
+The head is the last turn of a log. The history is all tokens up to and including the head's answer.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,28 +13,28 @@ from baton.actors.tokens import Tokens, count, cut
 
 TurnStatus: TypeAlias = Literal["completed", "aborted", "timeout", "disconnected", "failed"]
 TITLE_LENGTH = 100
-ITEM_IDS = "item_ids"  # key of a message for the ids that the Responses API gave its items
+ITEM_IDS = "item_ids"  # a message's key for the ids of its items in the Responses API
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Turn:
-    """A turn that has ended. It is immutable, so forks share it."""
+    """A turn that has ended. It is immutable, so forks can share it."""
 
-    previous: "Turn | None"  # the turn that it continues
+    previous: "Turn | None"  # the turn that this turn continues
     number: int
-    request: str  # id of its request
-    start: int  # length of the history up to `previous` that it keeps; `input` follows there
+    request: str  # id of the turn's request
+    start: int  # how many tokens of the history this turn keeps; `input` follows after these tokens
     input: Tokens
     output: Tokens
     status: TurnStatus
     finish_reason: str | None
     messages: tuple[dict[str, Any], ...] | None
-    """The client's messages in a turn of chat, or those that were put into the session without a turn; else None."""
-    answer: str | None  # the model's text, including a stop string; None if the turn only fed its input
+    """The client's messages, or messages that were put into the session without a request; None if not a chat turn."""
+    answer: str | None  # the model's text, including a stop string; None if the model only read the input
     created: int  # Unix time
     cached_tokens: int
-    parts: dict[str, Any] | None = None  # the answer as a message, if it has reasoning or tool calls
-    log_bytes: int = field(init=False)  # size of all turns up to this one
+    parts: dict[str, Any] | None = None  # the answer as a message, if it has reasoning or calls
+    log_bytes: int = field(init=False)  # size of the log up to and including this turn
 
     def __post_init__(self) -> None:
         text = len(msgspec.json.encode([self.messages, self.answer]))
@@ -48,7 +51,7 @@ class Turn:
 
     @property
     def own_bytes(self) -> int:
-        """The size of this turn alone."""
+        """The size of this turn in the log, in bytes."""
         return self.log_bytes - (self.previous.log_bytes if self.previous is not None else 0)
 
     @property
@@ -58,21 +61,21 @@ class Turn:
 
 
 def turns(head: Turn | None) -> list[Turn]:
-    """Return all turns up to `head`, oldest first."""
+    """Return all turns up to and including `head`, oldest first."""
     return list(backwards(head))[::-1]
 
 
 def backwards(head: Turn | None) -> Iterator[Turn]:
-    """Yield all turns up to `head`, newest first."""
+    """Yield all turns up to and including `head`, newest first."""
     while head is not None:
         yield head
         head = head.previous
 
 
 def history(head: Turn | None) -> Tokens:
-    """Return the tokens up to and including `head`.
+    """Return the tokens of the history after the turn `head`.
 
-    A turn whose `start` lies before the end of the previous turn drops the tokens in between.
+    A turn whose `start` is before the end of the previous turn drops the previous tokens from `start` on.
     """
     pieces = []
     limit = head.end if head is not None else 0
@@ -84,7 +87,7 @@ def history(head: Turn | None) -> Tokens:
 
 
 def chat_messages(head: Turn | None) -> list[dict[str, Any]]:
-    """Return the messages of a chat, including the model's answers."""
+    """Return the messages of all turns up to `head`, including the model's answers."""
     messages: list[dict[str, Any]] = []
     for turn in turns(head):
         new = [shown(message) for message in turn.messages or ()]
@@ -95,10 +98,10 @@ def chat_messages(head: Turn | None) -> list[dict[str, Any]]:
 
 
 def with_said(before: list[dict[str, Any]], new: list[dict[str, Any]], is_first: bool) -> list[dict[str, Any]]:
-    """Return the earlier messages followed by the new ones.
+    """Return the messages `before` followed by the `new` messages.
 
-    is_first: the model has read none of the earlier messages yet. Then system messages at the beginning of the new ones
-    go before all others.
+    is_first: the model has read no messages yet. System messages at the beginning of `new` are then put before all
+    other messages.
     """
     if not before or not is_first:
         return before + new
@@ -107,17 +110,17 @@ def with_said(before: list[dict[str, Any]], new: list[dict[str, Any]], is_first:
 
 
 def shown(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message for the chat template, without the ids of its items."""
+    """Return a message for the chat template: without the ids of its items."""
     return {name: value for name, value in message.items() if name != ITEM_IDS}
 
 
 def is_fed(head: Turn | None) -> bool:
-    """Whether the model has read any tokens of the session. It has not if messages were only put there."""
+    """Return whether the model has read any tokens of the session, rather than messages being only put there."""
     return head is not None and head.end > 0
 
 
 def title(head: Turn | None) -> str | None:
-    """Return the beginning of the first user message, or None if there is none."""
+    """Return the beginning of the first user message, or None if there is no such message."""
     texts = (text_of(message) for turn in turns(head) for message in turn.messages or () if message["role"] == "user")
     return next(texts, None)
 

@@ -1,8 +1,8 @@
-"""The format of a session's file: a sequence of records, each with length and checksums that reveal any damaged byte.
+"""The format of a session's file: a sequence of frames. Each frame has one record, and checksums that reveal damage.
 
     frame:  length u32 | CRC-32 of the payload u32 | CRC-32 of these 8 bytes u32 | payload (msgpack)
 
-The first record is the SessionHeader. Then come turns in the order of their numbers, and rewinds.
+The first record is the SessionHeader. TurnRecords, in the order of their numbers, and RewindRecords follow.
 """
 
 import struct
@@ -17,7 +17,7 @@ from baton.actors.tokens import Tokens
 from baton.api.sessions.log import Turn, TurnStatus
 
 VERSION = 1
-BIG = 1  # msgpack extension for integers beyond 64 bits, as decimal digits
+BIG = 1  # code of the msgpack extension for integers beyond 64 bits, written as decimal digits
 FRAME = struct.Struct("<III")
 
 
@@ -26,7 +26,7 @@ class DamagedLogError(Exception):
 
 
 class SessionHeader(Struct, frozen=True, tag="session"):
-    """A session without its turns."""
+    """The record with the fields of a session other than its turns."""
 
     version: int
     id: str
@@ -35,15 +35,15 @@ class SessionHeader(Struct, frozen=True, tag="session"):
     idle_timeout: float
     branching: bool
     created: int
-    parent: tuple[str, int] | None  # id and turn of the session that it was forked from
-    last_number: int  # highest turn number ever used, including deleted turns
+    parent: tuple[str, int] | None  # id and turn of the session from which this one was forked
+    last_number: int  # highest number of a turn that was ever used, including deleted turns
     metadata: dict[str, str] = {}
 
 
 class TurnRecord(Struct, frozen=True, tag="turn"):
-    """A Turn in the file."""
+    """The record of one Turn."""
 
-    previous: int  # number of the turn that it continues, 0 for none
+    previous: int  # number of the turn that this turn continues, 0 for none
     number: int
     request: str
     start: int
@@ -59,21 +59,21 @@ class TurnRecord(Struct, frozen=True, tag="turn"):
 
 
 class RewindRecord(Struct, frozen=True, tag="rewind"):
-    """A change of the session's last turn."""
+    """The record of a rewind, which changes the session's last turn."""
 
-    number: int  # of the turn that is now the last; 0 for none
+    number: int  # number of the new last turn; 0 for none
 
 
 LogRecord: TypeAlias = SessionHeader | TurnRecord | RewindRecord
 
 
 class Versioned(Struct, tag="session"):
-    """The part of the header that every version has."""
+    """The part of a SessionHeader that all versions of the format have."""
 
     version: int
 
 
-# Fields of TurnRecord that Turn has too.
+# Fields that TurnRecord and Turn share.
 COMMON = tuple(name for name in TurnRecord.__struct_fields__ if name != "previous")
 
 
@@ -93,7 +93,7 @@ def turn_of(record: TurnRecord, known: Mapping[int, Turn]) -> Turn:
 
 
 def packable(value: Any) -> Any:
-    """Return a value with integers beyond 64 bits as extensions: arguments of tool calls may contain them."""
+    """Return a value that msgpack can encode: integers beyond 64 bits, which tool calls may contain, as extensions."""
     match value:
         case dict():
             return {key: packable(each) for key, each in value.items()}
@@ -106,7 +106,7 @@ def packable(value: Any) -> Any:
 
 
 def unpacked(code: int, data: memoryview) -> int:
-    """Decode a record that extends a session's token log. Raises ValueError."""
+    """Decode a msgpack extension: an integer beyond 64 bits. Raises ValueError for another extension."""
     if code != BIG:
         raise ValueError(f"unknown extension {code}")
     return int(bytes(data))
@@ -118,15 +118,15 @@ def encode(records: Iterable[LogRecord]) -> bytes:
 
 
 def frame(payload: bytes) -> bytes:
-    """Return a frame. The header has its own checksum, so that a damaged length does not look like a cut-off file."""
+    """Return the frame of a payload. Its length has a checksum, or else damage to it would look like a cut-off file."""
     length, checksum = len(payload), zlib.crc32(payload)
     return FRAME.pack(length, checksum, zlib.crc32(struct.pack("<II", length, checksum))) + payload
 
 
 def decode(data: bytes) -> tuple[list[LogRecord], int]:
-    """Return the records, and their length in bytes. Data after them is a record that was being written in a crash.
+    """Return the records and their length in bytes. Data after that length is a record that a crash cut off.
 
-    Raises DamagedLogError.
+    Raises DamagedLogError if the header or a record is invalid.
     """
     payloads, end = split(data)
     if not payloads:
@@ -145,7 +145,7 @@ def decode(data: bytes) -> tuple[list[LogRecord], int]:
 def split(data: bytes) -> tuple[list[bytes], int]:
     """Return the payloads before the first incomplete or damaged frame, and the position of that frame.
 
-    Raises DamagedLogError if an intact frame follows it, because then it was not merely cut off at the end.
+    Raises DamagedLogError if an intact frame follows, because the data is then damaged, and not just cut off.
     """
     payloads = []
     view, at = memoryview(data), 0
@@ -158,7 +158,7 @@ def split(data: bytes) -> tuple[list[bytes], int]:
 
 
 def frame_at(view: memoryview, at: int) -> memoryview | None:
-    """Return the payload of the frame at a position, or None if it is incomplete or damaged."""
+    """Return the payload of the frame at byte `at`, or None if the frame is incomplete or damaged."""
     if at + FRAME.size > len(view):
         return None
     length, checksum, header_checksum = FRAME.unpack_from(view, at)

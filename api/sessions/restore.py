@@ -1,4 +1,4 @@
-"""The restoring of sessions from their files."""
+"""Restoring of sessions from their files, at the server's start."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def read_sessions(files: SessionFiles, vocab_size: int, clock: Callable[[], floa
     """Read all sessions, least recently used first, each with the size of its file. This call blocks.
 
     A session with tokens outside this model's vocabulary is skipped, and its file stays. A file with contradictory
-    records is set aside.
+    records is renamed to *.damaged.
     """
     found = []
     for stored in files.read_all():
@@ -33,7 +33,7 @@ def read_sessions(files: SessionFiles, vocab_size: int, clock: Callable[[], floa
 
 
 def newest(files: SessionFiles, found: list[tuple[Session, int]]) -> list[tuple[Session, int]]:
-    """Keep the last used of sessions with the same id. The other one was closed, but its file not deleted."""
+    """Keep the last used of sessions with the same id. The other session was closed, but its file was not deleted."""
     by_id: dict[tuple[bytes, str], tuple[Session, int]] = {}
     for session, size in found:
         older = by_id.pop((session.owner, session.id), None)
@@ -68,7 +68,7 @@ def session_of(stored: StoredLog, clock: Callable[[], float]) -> Session:
         match record:
             case TurnRecord():
                 known[record.number] = turn = turn_of(record, known)
-                session.append(turn, b"")  # the tokens are computed once, below
+                session.append(turn, b"")  # the session's tokens are computed once, after the loop
             case RewindRecord(number):
                 if number and number not in known:
                     raise DamagedLogError(f"it rewinds to turn {number}, which is missing")

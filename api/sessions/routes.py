@@ -19,7 +19,7 @@ from baton.api.sessions.store import SESSIONS
 
 routes = web.RouteTableDef()
 
-# Parts of an answer that are shown next to its text.
+# Parts of an answer that a turn's object has in addition to the text.
 SHOWN_PARTS = ("reasoning_content", "tool_calls")
 
 SessionId = Annotated[str, Meta(pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,128}\Z")]
@@ -28,24 +28,24 @@ SessionId = Annotated[str, Meta(pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,128}\Z"
 class CreateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /v1/sessions."""
 
-    id: SessionId | None = None  # drawn by default
+    id: SessionId | None = None  # default: a random id
     cache_salt: Salt = ""
-    idle_timeout: Annotated[float, Meta(gt=0)] | None = None  # seconds; at most, and by default, the server's
+    idle_timeout: Annotated[float, Meta(gt=0)] | None = None  # seconds; default and maximum: --session-idle-timeout
 
 
 class ForkRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of a fork."""
+    """The body of POST /v1/sessions/{session}/fork."""
 
-    id: SessionId | None = None  # of the new session
-    turn: Count | None = None  # the fork's last turn; by default the last one that has ended
-    after: Count | None = None  # the last turn that the client knows; another one is a 409
+    id: SessionId | None = None  # id of the new session; default: a random id
+    turn: Count | None = None  # number of the last turn that the fork gets; default: the last turn of the session
+    after: Count | None = None  # number of the last turn that the client knows; 409 if the last turn is another
 
 
 class RewindRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of a rewind."""
+    """The body of POST /v1/sessions/{session}/rewind."""
 
-    turn: Count  # the last turn to keep; 0 keeps none
-    after: Count | None = None  # the last turn that the client knows; another one is a 409
+    turn: Count  # number of the last turn to keep; 0 keeps none
+    after: Count | None = None  # number of the last turn that the client knows; 409 if the last turn is another
 
 
 @routes.post("/v1/sessions")
@@ -70,14 +70,14 @@ async def get_session(request: web.Request) -> web.Response:
     request.app[SERVER].ready()
     session = find(request)
     session.settle_if_over()
-    with suppress(ApiError):  # "saved" says whether the log is on the disk.
+    with suppress(ApiError):  # A failed write is no error here: the field "saved" reports it.
         await session.wait_saved()
     return answer_json(describe(session) | {"turns": [describe_turn(turn) for turn in turns(session.head)]})
 
 
 @routes.delete("/v1/sessions/{session}")
 async def delete_session(request: web.Request) -> web.Response:
-    """Close the session. A running turn ends with `abort`."""
+    """Close the session. A running turn ends with finish_reason "abort"."""
     session = find(request)
     session.check_after(read_number(request.query, "after", "the number of a turn"))
     close(request, session)
@@ -118,14 +118,14 @@ async def suspend_session(request: web.Request) -> web.Response:
 
 
 def close(request: web.Request, session: Session) -> None:
-    """Close a session. A running turn ends with `abort`."""
+    """Close a session. A running turn ends with finish_reason "abort"."""
     request.app[SESSIONS].close(session)
     if session.is_busy() and session.running is not None:
         request.app[SERVER].gateway.abort(session.running.ring_id)
 
 
 def find(request: web.Request) -> Session:
-    """Return the session in the path. Raises 404, or 503 while loading."""
+    """Return the session in the path. Raises ApiError 404, or 503 while loading."""
     request.app[SERVER].loaded()
     return request.app[SESSIONS].get(owner_of(request), request.match_info["session"])
 

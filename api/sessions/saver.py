@@ -1,4 +1,4 @@
-"""The writing of session logs to their files, in the background."""
+"""Writing of session logs to their files, in the background."""
 
 import asyncio
 import errno
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class SessionDisk:
-    """The files of all sessions, accessed in at most MAX_THREADS threads at once, and the sizes of their logs."""
+    """The files of all sessions, which at most MAX_THREADS threads access at once, and the sizes of the logs."""
 
     def __init__(self, files: SessionFiles, cap: int, on_full: Callable[[], None]) -> None:
         """on_full: called when `used` grows beyond `cap` bytes."""
@@ -33,28 +33,28 @@ class SessionDisk:
         self._on_full = on_full
         self._limiter = anyio.CapacityLimiter(MAX_THREADS)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._undeleted: set[str] = set()  # keys of files that could not be deleted yet
+        self._undeleted: set[str] = set()  # keys of files that are still to be deleted
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run a call on the files in a thread."""
+        """Run `work`, a call of `self.files`, in a thread."""
         return await anyio.to_thread.run_sync(work, limiter=self._limiter)
 
     def start(self, saving: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task that `close` waits for."""
+        """Start a task. `close` waits for its end."""
         task = asyncio.ensure_future(saving)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def close(self) -> None:
-        """Wait for all tasks, then release the folder."""
+        """Wait for all tasks, then unlock the folder."""
         self.closed = True
         while self._tasks:
             await asyncio.wait(self._tasks)
         self.files.close()
 
     async def delete(self, key: str) -> None:
-        """Delete a file. Raises OSError, after which `delete_again` tries again."""
+        """Delete a session's file. Raises OSError, after which `delete_again` will try again."""
         self._undeleted.add(key)
         await self.run(lambda: self.files.delete(key))
         self._undeleted.discard(key)
@@ -66,7 +66,7 @@ class SessionDisk:
                 await self.delete(key)
 
     def grow(self, owner: bytes, by: int) -> None:
-        """Count `by` more bytes of an owner's logs, or fewer if negative."""
+        """Change the number of bytes of an owner's logs by `by`, which may be negative."""
         self.used += by
         self.used_by[owner] += by
         if by > 0 and self.used > self.cap:
@@ -76,8 +76,8 @@ class SessionDisk:
 class Saver:
     """The background writer of one session's log.
 
-    Records are written in order. The next write takes all that arrive during a write. Normally they are
-    appended; after `mark_stale`, `rewrite` or an error, a snapshot of all records replaces the file.
+    Records are written in order. All records that arrive during a write are written together afterwards. Normally
+    records are appended; after `mark_stale`, `rewrite` or an error, a snapshot of all records replaces the file.
     """
 
     def __init__(
@@ -88,21 +88,21 @@ class Saver:
         size: int = 0,
         owner: bytes = b"",
     ) -> None:
-        """snapshot: returns all records of the session. size: of the file in bytes."""
-        self.error: OSError | None = None  # why the file lacks records of the log; None if it does not
+        """snapshot: returns all records of the session. size: size of the existing file in bytes."""
+        self.error: OSError | None = None  # why the file lacks records of the log; None if it is complete
         self._disk = disk
         self.key = key
         self._owner = owner
         self._snapshot = snapshot
         self.size = 0
         self._new: list[LogRecord] = []  # records to append
-        self._stale = False  # the whole file must be written
+        self._stale = False  # the next write must replace the whole file
         self._deleted = False
         self._task: asyncio.Task[None] | None = None
         self._resize(size)
 
     def append(self, record: LogRecord) -> None:
-        """Write a record to the end of the file."""
+        """Start to append a record to the file."""
         self._new.append(record)
         self._start()
 
@@ -111,12 +111,12 @@ class Saver:
         self._stale = True
 
     def rewrite(self) -> None:
-        """Replace the whole file."""
+        """Start to replace the whole file."""
         self.mark_stale()
         self._start()
 
     def is_at_rest(self) -> bool:
-        """Whether no write or deletion is in progress or pending."""
+        """Return whether no write or deletion is in progress or pending."""
         return self._task is None and not self._deleted
 
     def set_behind(self, error: OSError) -> None:
@@ -124,15 +124,15 @@ class Saver:
         self._stale, self.error = True, error
 
     def delete(self) -> None:
-        """Delete the file, after the write in progress."""
+        """Start to delete the file. A write in progress ends first."""
         self._deleted = True
         self._resize(0)
         self._start()
 
     async def wait_saved(self) -> None:
-        """Wait until all records are on the disk, or the file is deleted.
+        """Wait until all records are on the disk, or until the file of a closed session is deleted.
 
-        Raises ApiError: 507 if it cannot be written, 500 if it cannot be deleted.
+        Raises ApiError 507 if the file cannot be written, and 500 if it cannot be deleted.
         """
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -150,7 +150,7 @@ class Saver:
             if self._deleted:
                 await self._disk.delete(self.key)
             self.error = None
-        except Exception as error:  # Any exception, so that no turn is lost without notice.
+        except Exception as error:  # Catch everything, so that no turn is lost unnoticed.
             self.set_behind(error if isinstance(error, OSError) else OSError(errno.EINVAL, str(error)))
             what = "a session's file is not deleted" if self._deleted else "a session is not saved"
             structlog.get_logger().error(what, key=self.key, error=str(error))
@@ -158,7 +158,7 @@ class Saver:
             self._task = None
 
     async def _write(self) -> None:
-        """Append the new records, or replace a stale file. If the file has changed, mark it stale. Raises OSError."""
+        """Append the new records, or replace a stale file. A file changed by others becomes stale. Raises OSError."""
         new, self._new = self._new, []
         if self._stale:
             self._stale = False
@@ -173,7 +173,7 @@ class Saver:
                 self._stale = True
 
     def _resize(self, size: int) -> None:
-        """Note the file's size, and its growth at the disk."""
+        """Record the file's size, and report its growth to `SessionDisk`."""
         size = 0 if self._deleted else size
         growth, self.size = size - self.size, size
         self._disk.grow(self._owner, growth)

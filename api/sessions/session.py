@@ -1,4 +1,4 @@
-"""A session: a log with a name and an owner, and at most one running turn. Its states are in the cache's tree."""
+"""A session: a token log with a name and an owner, and at most one running turn. The cache keeps its states."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ from baton.api.sessions.records import VERSION, LogRecord, RewindRecord, Session
 from baton.api.sessions.saver import Saver
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
-CONTEXT = 16  # prompt tokens that are decoded with the answer, so that its first characters come out right
+CONTEXT = 16  # prompt tokens that are decoded before an answer; without them its first characters may be wrong
 REFUSALS = (400, 429, 503)  # statuses of requests that the ring did not accept
 ENDS: dict[str, TurnStatus] = {"stop": "completed", "length": "completed", "abort": "aborted", "error": "failed"}
 FAILURES: dict[int, TurnStatus] = {504: "timeout", errors.CLIENT_LEFT: "disconnected"}
@@ -34,27 +34,27 @@ class Session:
     Turn numbers are never used twice, not even after a rewind: a number always means the same turn.
     """
 
-    id: str  # the name that clients use
-    owner: bytes  # digest of the API key that created it; empty without keys
+    id: str  # the session's name for clients
+    owner: bytes  # digest of the API key that created the session; empty without keys
     salt: str = ""
     clock: Callable[[], float]
     idle_timeout: float  # seconds
-    branching: bool = False  # a turn may continue any earlier turn, found in `turns_by_request`
-    parent: tuple[str, int] | None = None  # id and turn of the session that it was forked from
-    key: str = field(default_factory=lambda: uuid.uuid4().hex)  # its name in the ring, and of its file
-    saver: Saver | None = None  # None if it lives in memory only
-    state_tier: Tier = "tokens"  # where the ring has its state
+    branching: bool = False  # whether a turn may continue any turn in `turns_by_request`, rather than only `head`
+    parent: tuple[str, int] | None = None  # id and turn of the session from which this one was forked
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)  # the session's name in the ring, and its file's name
+    saver: Saver | None = None  # writes the log to a file; None if the session is only in memory
+    state_tier: Tier = "tokens"  # where the ring has the session's state
     state_position: int = 0  # tokens that the state has consumed
-    suspended: bool = False  # not used since its state left its slot
+    suspended: bool = False  # the session was not used since its state left the slot
     created: int = field(default_factory=lambda: int(time.time()))  # Unix time
     used: float = field(init=False)  # time of the last use, on `clock`
     closed: bool = False
     head: Turn | None = None  # the last turn
     tokens: Tokens = b""  # the history up to `head`
-    highest_number: int = 0  # of all its turns, including deleted ones
-    turns_by_request: dict[str, Turn] = field(default_factory=dict)  # of a branching session
-    log_cap: int | None = None  # bytes; a longer log takes no further turn
-    metadata: dict[str, str] = field(default_factory=dict)  # set by the client
+    highest_number: int = 0  # highest number of its turns, including deleted turns
+    turns_by_request: dict[str, Turn] = field(default_factory=dict)  # turns of a branching session, by request id
+    log_cap: int | None = None  # bytes; a session with a longer log accepts no turn
+    metadata: dict[str, str] = field(default_factory=dict)  # the client's metadata of a conversation
     running: "OpenTurn | None" = None
 
     def __post_init__(self) -> None:
@@ -62,46 +62,46 @@ class Session:
 
     @property
     def head_number(self) -> int:
-        """The last turn's number; 0 before the first."""
+        """The number of the last turn, or 0 before the first turn."""
         return self.head.number if self.head is not None else 0
 
     @property
     def position(self) -> int:
-        """Length of the history in tokens."""
+        """The length of the history in tokens."""
         return count(self.tokens)
 
     @property
     def log_bytes(self) -> int:
-        """Size of its turns: tokens and texts."""
+        """The size of the session's turns in bytes, tokens and texts together."""
         if self.branching:
             return sum(turn.own_bytes for turn in self.turns_by_request.values())
         return self.head.log_bytes if self.head is not None else 0
 
     def settle_if_over(self) -> None:
-        """Settle the running turn if the ring has finished it, even if its client has not read the end yet."""
+        """Settle the running turn if the ring has finished it, even if the client has not read the turn's end yet."""
         if self.running is not None and self.running.over:
             self.running.settle()
 
     def is_busy(self) -> bool:
-        """Whether a turn is running that the ring has not finished."""
+        """Return whether the session has a running turn that the ring has not finished."""
         self.settle_if_over()
         return self.running is not None
 
     def check_idle(self) -> None:
-        """Raise 409 if a turn is running."""
+        """Raise ApiError 409 if a turn is running."""
         if self.is_busy():
             message = f"session {self.id!r} is in a turn already"
             raise ApiError(409, message, "conflict_error", code="session_busy")
 
     def check_after(self, after: int | None) -> None:
-        """Raise 409 unless `after` is the last turn that has ended, or None. Settle a turn that is over first."""
+        """Settle a turn that the ring has finished. Raise ApiError 409 unless `after` is None or the last turn."""
         self.settle_if_over()
         if after is not None and after != self.head_number:
             message = f"the last turn of session {self.id!r} is {self.head_number}, not {after}"
             raise ApiError(409, message, "conflict_error", "after", "session_moved_on")
 
     def begin(self, request: str) -> "OpenTurn":
-        """Open a turn, which continues the last one unless `go_on_from` says otherwise. Raises 400, 409."""
+        """Open a turn, which continues the last turn unless `go_on_from` is called. Raises ApiError: 400, 409."""
         self.check_idle()
         self._check_room()
         self.suspended = False
@@ -109,7 +109,7 @@ class Session:
         return self.running
 
     def put(self, request: str, messages: Sequence[dict[str, Any]]) -> Turn:
-        """Put messages into the session without running the model; the next turn feeds them. Raises 400, 409."""
+        """Put messages into the session. The model reads the messages in the next turn. Raises ApiError: 400, 409."""
         self.check_idle()
         self._check_room()
         if self.head is not None and self.head.messages is None:
@@ -138,7 +138,7 @@ class Session:
             self.saver.rewrite()
 
     def append(self, turn: Turn, tokens: Tokens) -> None:
-        """Make a turn the last one. tokens: the history up to it."""
+        """Add a turn as the last turn. tokens: the history including this turn."""
         self.head, self.tokens, self.highest_number = turn, tokens, turn.number
         if self.branching:
             self.turns_by_request[turn.request] = turn
@@ -146,14 +146,14 @@ class Session:
             self.saver.append(record_of(turn))
 
     def find(self, number: int) -> Turn | None:
-        """Return the turn with a number, or None for 0, which means before the first turn. Raises 400."""
+        """Return the turn with a number, or None for 0, which means before the first turn. Raises ApiError 400."""
         turn = next((turn for turn in backwards(self.head) if turn.number == number), None)
         if turn is None and number != 0:
             raise errors.bad_request(f"session {self.id!r} has no turn {number}", "turn", "unknown_turn")
         return turn
 
     def rewind(self, number: int) -> None:
-        """Delete the turns after `number`. Raises 400, 409."""
+        """Delete the turns after `number`. Raises ApiError 400, 409."""
         self.check_idle()
         self.head = self.find(number)
         self.tokens = history(self.head)
@@ -161,7 +161,7 @@ class Session:
             self.saver.rewrite()
 
     def forget_after(self, base: Turn | None) -> None:
-        """Forget all turns of a branching session that continue `base`, or all turns if it is None."""
+        """Forget all turns of a branching session that continue `base`, or all turns if `base` is None."""
         gone = [
             rid for rid, turn in self.turns_by_request.items() if turn is not base and base in (None, *backwards(turn))
         ]
@@ -171,23 +171,23 @@ class Session:
             self.saver.mark_stale()
 
     async def wait_saved(self) -> None:
-        """Wait until the log is on the disk, or deleted if the session is closed. Without a file return at once.
+        """Wait until the log is on the disk, or deleted if the session is closed. Return at once without a file.
 
-        Raises ApiError: 507 if it cannot be written, 500 if it cannot be deleted.
+        Raises ApiError 507 if the file cannot be written, and 500 if it cannot be deleted.
         """
         if self.saver is not None:
             await self.saver.wait_saved()
 
     def records(self) -> list[LogRecord]:
-        """Return all records of the file, to write it as a whole."""
+        """Return all records of the session, for writing a complete file."""
         found = {turn.number: turn for end in (self.head, *self.turns_by_request.values()) for turn in backwards(end)}
         turns: list[LogRecord] = [record_of(found[number]) for number in sorted(found)]
-        # In a branching session the head need not be the turn with the highest number, which comes last in the file.
+        # A reader of the file takes its last turn as the head. In a branching session the head may be another turn.
         rewinds = [RewindRecord(self.head_number)] if self.head_number != max(found, default=0) else []
         return [self._header(), *turns, *rewinds]
 
     def _check_room(self) -> None:
-        """Raise 400 if the log is full."""
+        """Raise ApiError 400 if the log is full."""
         if self.log_cap is not None and self.log_bytes >= self.log_cap:
             message = (
                 f"session {self.id!r} is full (--session-log): rewind it, fork it at an earlier turn, or begin another"
@@ -210,10 +210,13 @@ class Session:
 
 
 class OpenTurn:
-    """The running turn of a session, from `Session.begin` until it is settled. Leaving the context settles it.
+    """The running turn of a session, from `Session.begin` until it is settled.
 
-    If an ApiError leaves `async with`, the turn is first written to the disk, if possible. If the turn stays in the
-    session, the error then says not to repeat the request.
+    A turn is settled when it is appended to the session, or dropped because the ring refused it. The end of the `with`
+    block settles the turn.
+
+    If an ApiError leaves `async with`, the turn is first written to the disk, if possible. If the turn is then part of
+    the session, the error gets a header against retries.
     """
 
     def __init__(self, session: Session, request: str) -> None:
@@ -221,15 +224,15 @@ class OpenTurn:
         self.session = session
         self.request = request
         self.number = session.highest_number + 1
-        self.base = session.head  # the turn that it continues; None: from nothing
+        self.base = session.head  # the turn that this turn continues; None: the beginning
         self.base_tokens = session.tokens  # the history up to `base`
-        self.prompt: Tokens = b""  # the whole history that is sent into the ring
-        self.messages: tuple[dict[str, Any], ...] | None = None  # new in a turn of chat
-        self.prefill_only = False  # the token that the ring returns is dropped
-        self.parse: Callable[[str], ParsedAnswer] | None = None  # splits the answer's text, in a turn of chat
+        self.prompt: Tokens = b""  # the prompt of the turn's request: all tokens kept, and the input
+        self.messages: tuple[dict[str, Any], ...] | None = None  # the new messages of a chat turn
+        self.prefill_only = False  # the model only reads the input; the one token that is drawn is dropped
+        self.parse: Callable[[str], ParsedAnswer] | None = None  # parses the text of the answer in a chat turn
         self.parsed: ParsedAnswer | None = None
-        self.settled: Turn | None = None  # the turn that stays in the session; None until settled, or if none stays
-        self.done = asyncio.Event()  # set when it is settled
+        self.settled: Turn | None = None  # the turn that was added to the session; None before, or if refused
+        self.done = asyncio.Event()  # set when the turn is settled
         self._generation: Generation | None = None
         self._decode: Decode = lambda ids: ""
 
@@ -252,28 +255,28 @@ class OpenTurn:
 
     @property
     def start(self) -> int:
-        """The length of the history before it that its prompt keeps."""
+        """How many tokens of the history before this turn its prompt keeps."""
         return common_prefix(self.base_tokens, self.prompt)
 
     @property
     def over(self) -> bool:
-        """Whether the ring has finished it."""
+        """Whether the ring has finished the turn."""
         if self._generation is None:
             return False
         [member] = self._generation.members
         return member.finish_reason is not None or self._generation.error is not None
 
     def go_on_from(self, base: Turn | None) -> None:
-        """Continue from another turn, or from nothing."""
+        """Let the turn continue `base` instead of the last turn; None means the beginning of the session."""
         self.base, self.base_tokens = base, history(base)
 
     @property
     def ring_id(self) -> str:
-        """The id of its request in the ring, which differs from the client's id where there are several API keys."""
+        """The id of the turn's request in the ring. It differs from the client's id if the server has API keys."""
         return self.request if self._generation is None else self._generation.members[0].request.id
 
     def bind(self, request: Request) -> Request:
-        """Return `request` with the session's name, under which the ring keeps its state."""
+        """Return `request` with the session's name, under which the ring will keep the state at the turn's end."""
         self.prompt = request.tokens
         return replace(request, session=self.session.key)
 
@@ -282,17 +285,17 @@ class OpenTurn:
         self._generation, self._decode = generation, decode
 
     async def save(self) -> None:
-        """Settle the turn, and wait until it is on the disk. Without files return at once.
+        """Settle the turn, and wait until it is on the disk. Return at once without files.
 
-        Await this before the client reads that the turn is over, so that every turn it has seen survives a crash.
-        Raises ApiError 507 (session_not_saved) if the turn cannot be written. Then it stays in the session, and is
-        written with the next one.
+        Await this before the client reads the end of the turn, so that every turn seen by a client survives a crash.
+        Raises ApiError 507 (session_not_saved) if the turn cannot be written. The session then keeps the turn in
+        memory, and writes it with the next turn.
         """
         self.settle()
         await self.session.wait_saved()
 
     def settle(self) -> None:
-        """Append the turn, as far as it came, to the session, unless it was refused. Later calls do nothing."""
+        """Append the turn, even if incomplete, to the session, unless the ring refused it. Later calls do nothing."""
         if self.session.running is not self:
             return
         self.session.running = None
@@ -303,7 +306,7 @@ class OpenTurn:
         self.done.set()
 
     def _append(self, member: Member, status: TurnStatus) -> None:
-        """Make a Turn of what the ring has delivered, and append it."""
+        """Make a Turn from the outputs that the ring has delivered, and append it to the session."""
         output = b"" if self.prefill_only else bytes(member.delivered)
         answer = None if self.prefill_only else answer_text(self._decode, member, output)
         if answer is not None and self.parse is not None:
@@ -327,7 +330,7 @@ class OpenTurn:
 
 
 def refused(generation: Generation) -> bool:
-    """Whether the request was refused before it was admitted. Such a turn is not recorded."""
+    """Return whether the ring refused a turn's request before its admission. Sessions do not record such turns."""
     [member] = generation.members
     error = generation.error
     return member.admitted_at is None and error is not None and error.status in REFUSALS
@@ -347,7 +350,7 @@ def answer_text(decode: Decode, member: Member, output: Tokens) -> str:
     ids, request = unpack(output), member.request
     if member.finish_reason == "stop" and ids and ids[-1] in request.stops.token_ids:
         ids.pop()
-    # Decoding depends on the tokens before: decode the end of the prompt with and without the answer.
+    # How a token decodes depends on the tokens before it: decode the prompt's end with and without the answer.
     tail = unpack(cut(request.tokens, max(request.prompt_len - CONTEXT, 0), request.prompt_len))
     before, whole = decode(tail), decode(tail + ids)
     return whole[len(before) :] if whole.startswith(before) else decode(ids)

@@ -1,4 +1,7 @@
-"""The store of all sessions: look-up by owner, limits, and the suspension or closing of idle sessions."""
+"""The store of all sessions: look-up by owner, limits, and suspension or closing of sessions unused for long.
+
+An owner is the digest of an API key, or empty without keys.
+"""
 
 import time
 import uuid
@@ -24,7 +27,7 @@ from baton.api.sessions.session import Session
 
 
 class SessionGateway(Protocol):
-    """The part of the gateway that handles names of sessions."""
+    """The part of the gateway that sends names of sessions to the ring."""
 
     def name(self, session: str, salt: str, tokens: Tokens) -> None: ...
 
@@ -34,7 +37,7 @@ class SessionGateway(Protocol):
 
 
 class SessionStore:
-    """Sessions by owner and id, least recently used first. A session in a turn is never closed to make room."""
+    """Sessions by owner and id, least recently used first. A limit never closes a session with a running turn."""
 
     def __init__(
         self,
@@ -50,9 +53,9 @@ class SessionStore:
 
         cap: maximum number of sessions.
         idle_timeout: seconds until an unused session is suspended, or closed if there are no files.
-        files: None if sessions live in memory only.
-        disk_cap: bytes of all logs on disk; above it the least recently used sessions are closed.
-        log_cap: bytes of one session's log; a longer one takes no further turn.
+        files: the files of the logs; None if sessions are only in memory.
+        disk_cap: maximum bytes of all logs on disk; above it sessions are closed.
+        log_cap: bytes; a session with a longer log accepts no turn.
         """
         self._cap = cap
         self._idle_timeout = idle_timeout
@@ -61,13 +64,13 @@ class SessionStore:
         self._log_cap = log_cap
         self._clock = clock
         self._sessions: ByOwner[Session] = ByOwner()
-        self._by_key: dict[str, Session] = {}  # by the ring's names
+        self._by_key: dict[str, Session] = {}  # sessions by their names in the ring
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     async def restore(self, vocab_size: int) -> None:
-        """Read the sessions of the folder. Call this once, before any session is created."""
+        """Restore the sessions from their files. Call this once, before any session is created."""
         if self._disk is None:
             return
         files = self._disk.files
@@ -76,7 +79,7 @@ class SessionStore:
         structlog.get_logger().info("sessions restored", sessions=len(self), log_bytes=self._disk.used)
 
     async def close_files(self) -> None:
-        """Write what is not on the disk yet, and release the folder. Further calls do nothing."""
+        """Write all logs that are not on the disk yet, and unlock the folder. Further calls do nothing."""
         if self._disk is None or self._disk.closed:
             return
         for session in self._sessions:
@@ -94,13 +97,15 @@ class SessionStore:
         branching: bool = False,
         id_field: str = "id",
     ) -> Session:
-        """Create a session. If there are `cap` already, close the least recently used idle one, the owner's own first.
+        """Create a session. If there are `cap` already, close the least recently used session without a running turn.
+
+        Sessions of the same owner are closed first.
 
         Await `wait_created` before the client learns of the session.
 
-        idle_timeout: seconds; at most, and by default, the server's.
-        id_field: the field of the client's body that holds the id.
-        Raises 400 if the id is in use, 429 if all sessions are in turns.
+        idle_timeout: seconds; default and maximum: --session-idle-timeout.
+        id_field: the field of the body with the id, for error messages.
+        Raises ApiError 400 if the id is in use, and 429 if all sessions have running turns.
         """
         id = id if id is not None else f"session-{uuid.uuid4().hex}"
         earlier = self._sessions.get((owner, id))
@@ -116,7 +121,7 @@ class SessionStore:
         return session
 
     async def wait_created(self, session: Session) -> None:
-        """Wait until a new session is on the disk. If it cannot be written, close it and raise 507."""
+        """Wait until a new session is on the disk. If it cannot be written, close it and raise ApiError 507."""
         try:
             await session.wait_saved()
         except ApiError:
@@ -127,7 +132,7 @@ class SessionStore:
             raise not_created(cause) from None
 
     def find(self, owner: bytes, id: str) -> Session | None:
-        """Return a session and note that it is used, or return None."""
+        """Return a session, and mark it as most recently used; return None if there is no such session."""
         session = self._sessions.get((owner, id))
         if session is None or self._drop_if_idle(session):
             return None
@@ -136,7 +141,7 @@ class SessionStore:
         return session
 
     def get(self, owner: bytes, id: str) -> Session:
-        """Return a session and note that it is used. Raises 404."""
+        """Return a session, and mark it as most recently used. Raises ApiError 404."""
         session = self.find(owner, id)
         if session is None:
             raise errors.unknown_session(id, "session")
@@ -147,7 +152,7 @@ class SessionStore:
         return [session for session in reversed(list(self._sessions.of(owner))) if not self._drop_if_idle(session)]
 
     def fork(self, session: Session, turn: Turn | None, id: str | None = None) -> Session:
-        """Create a session with the turns up to `turn`. It shares them, and the states in the tree, with `session`."""
+        """Create a session with the turns up to `turn`. It shares the turns and their cached states with `session`."""
         fork = self.create(session.owner, id, session.salt, session.idle_timeout)
         fork.head, fork.tokens = turn, history(turn)
         fork.highest_number = turn.number if turn is not None else 0
@@ -156,7 +161,7 @@ class SessionStore:
         return fork
 
     def rewind(self, session: Session, number: int) -> None:
-        """Delete the turns after `number`. Raises 400, 409."""
+        """Delete the turns after `number`. Raises ApiError 400, 409."""
         session.rewind(number)
         self._gateway.name(session.key, session.salt, session.tokens)
 
@@ -171,14 +176,14 @@ class SessionStore:
             session.saver.delete()
 
     async def suspend(self, session: Session) -> None:
-        """Move its state out of its slot to the lowest tier there is. Raises 409, 503."""
+        """Move a session's state out of its slot to the lowest available tier. Raises ApiError: 409, 503."""
         session.check_idle()
         suspended = await self._gateway.suspend(session.key)
         session.state_tier, session.state_position = suspended.tier, suspended.position
         session.suspended = not session.is_busy()
 
     async def sweep(self) -> None:
-        """Suspend or close idle sessions, and write logs again that could not be written or whose files are gone."""
+        """Suspend or close sessions after their idle timeout. Repeat failed writes, and write changed files again."""
         if self._disk is not None:
             await self._disk.delete_again()
             await self._write_again(self._disk)
@@ -198,7 +203,7 @@ class SessionStore:
             session.state_tier, session.state_position = message.tier, message.position
 
     def names(self) -> Iterable[Name]:
-        """Yield the name of every session and its tokens, for a ring that has just been made and has no states."""
+        """Yield the name and tokens of every session, for a new ring, which has no states yet."""
         for session in self._sessions:
             session.state_tier, session.state_position = "tokens", 0
             yield Name(session.key, session.salt, session.tokens)
@@ -206,7 +211,7 @@ class SessionStore:
     # Metrics
 
     def tiers(self) -> Counter[Tier]:
-        """Count sessions by the place of their state."""
+        """Count sessions by the tier of their state."""
         return Counter(session.state_tier for session in self._sessions)
 
     @property
@@ -216,18 +221,18 @@ class SessionStore:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all logs in memory. Turns that forks share count for each."""
+        """The bytes of all logs in memory. A turn that forks share is counted once per fork."""
         return sum(session.log_bytes for session in self._sessions)
 
     @property
     def log_bytes(self) -> int:
-        """Bytes of all logs on disk."""
+        """The bytes of all logs on disk."""
         return self._disk.used if self._disk is not None else 0
 
     # Internal
 
     def _take_in(self, session: Session, size: int = 0) -> None:
-        """Add a session. size: bytes of its file."""
+        """Add a session to the store. size: size of its file in bytes, 0 if it has no file yet."""
         if self._disk is not None:
             session.saver = Saver(self._disk, session.key, session.records, size, session.owner)
         self._sessions.put((session.owner, session.id), session)
@@ -245,27 +250,27 @@ class SessionStore:
             for saver in sizes:
                 saver.set_behind(error)
             return
-        # Files that changed size while the disk was read were written by their savers, and are in order.
+        # A saver whose size has changed meanwhile has just written its file, so that file is in order.
         gone = {saver for saver, size in sizes.items() if size == saver.size != found.get(saver.key)}
         for saver in savers:
             if saver.is_at_rest() and (saver.error is not None or saver in gone):
                 saver.rewrite()
 
     def _is_idle(self, session: Session) -> bool:
-        """Whether a session has not been used for its idle timeout."""
+        """Return whether a session has no running turn and was not used for its idle timeout."""
         return not session.is_busy() and self._clock() - session.used > session.idle_timeout
 
     def _drop_if_idle(self, session: Session) -> bool:
-        """Close an idle session if sessions live in memory only. Return whether it was closed."""
+        """Close a session after its idle timeout, unless sessions have files. Return whether it was closed."""
         dropped = self._disk is None and self._is_idle(session)
         if dropped:
             self.close(session)
         return dropped
 
     def _make_room(self, owner: bytes) -> None:
-        """Close idle sessions until there is room for one more. Raises 429.
+        """Close sessions until one more fits below the limit. Raises ApiError 429 if all sessions have running turns.
 
-        The owner's own are closed first, so that an owner of many does not displace the sessions of others.
+        Close the owner's sessions first, so that an owner of many sessions does not displace sessions of other owners.
         """
         while len(self._sessions) >= self._cap:
             session = first_idle(self._sessions.of(owner)) or first_idle(self._sessions)
@@ -276,9 +281,9 @@ class SessionStore:
             self.close(session)
 
     def _close_for_disk(self) -> None:
-        """Close sessions until the logs fit into --session-disk, those of the owner with most bytes first.
+        """Close sessions until the logs fit into `disk_cap`, first sessions of the owner with most bytes.
 
-        The most recently used session stays, however long its log is.
+        The most recently used session is never closed, however long its log is.
         """
         assert self._disk is not None
         while self._disk.used > self._disk.cap and (session := self._next_to_close()) is not None:
@@ -286,7 +291,7 @@ class SessionStore:
             self.close(session)
 
     def _next_to_close(self) -> Session | None:
-        """Return the least recently used session, not in a turn, of the owner with most bytes on the disk."""
+        """Return the least recently used session, without a running turn, of the owner with most bytes on disk."""
         assert self._disk is not None
         latest = next(reversed(self._sessions), None)
         for owner in sorted(self._sessions.owners, key=self._disk.used_by.__getitem__, reverse=True):
@@ -297,7 +302,7 @@ class SessionStore:
 
 
 def first_idle(sessions: Iterable[Session]) -> Session | None:
-    """Return the first session that is not in a turn."""
+    """Return the first session without a running turn, or None."""
     return next((session for session in sessions if not session.is_busy()), None)
 
 

@@ -36,13 +36,13 @@ routes = web.RouteTableDef()
 
 
 class TurnRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
-    """The body of a turn. One of messages, text and input_ids holds its input."""
+    """The body of POST /v1/sessions/{id}/turns. Exactly one of messages, text and input_ids is set."""
 
     messages: list[dict[str, Any]] | None = None
     text: str | None = None
     input_ids: list[int] | None = None
-    after: Count | None = None  # the last turn that the client knows; another one is a 409
-    max_tokens: Count | None = None  # with 0 the model only reads the input
+    after: Count | None = None  # number of the last turn that the client knows; 409 if the last turn is another
+    max_tokens: Count | None = None  # with 0 the model reads the input and generates nothing
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     tools: list[Any] = field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
@@ -56,19 +56,19 @@ class TurnStarted(Struct, tag_field="type", tag="turn.started"):
     id: str
     session: str
     turn: int
-    history: int  # tokens of the session before the turn
-    start: int  # how many of them the turn continues from
+    history: int  # number of the session's tokens before the turn
+    start: int  # how many tokens of the history the turn keeps
 
 
 class TurnDelta(Struct, tag_field="type", tag="turn.delta"):
-    """A piece of the answer."""
+    """An event with the next part of the answer."""
 
     text: str
     output_ids: list[int]
 
 
 class TurnEnded(Struct, tag_field="type", tag="turn.ended"):
-    """The last event of a turn, and the answer to a turn that is not streamed."""
+    """The last event of a turn, and the whole answer if the turn is not streamed."""
 
     id: str
     session: str
@@ -76,14 +76,14 @@ class TurnEnded(Struct, tag_field="type", tag="turn.ended"):
     status: str
     history: int
     start: int
-    position: int  # tokens of the session after the turn
+    position: int  # number of the session's tokens after the turn
     text: str
     output_ids: list[int]
     finish_reason: str | None
     stop_reason: str | int | None
     usage: Usage
-    resumed_from: Origin  # where the state was that the turn resumed from
-    lost: MissReason  # why tokens of the history had to be computed again
+    resumed_from: Origin  # the tier of the state from which the turn resumed
+    lost: MissReason  # why more tokens of the history were computed again than necessary; empty if not
     message: ChatMessage | UnsetType = UNSET
 
 
@@ -114,7 +114,7 @@ async def create_turn(request: web.Request) -> web.StreamResponse:
 
 
 async def answer_saved(request: web.Request, turn: OpenTurn, answer: object) -> web.Response:
-    """Return the answer when the turn is on the disk. If it cannot be written, the answer contains the error."""
+    """Return the answer when the turn is on the disk. If the turn cannot be written, add the error to the answer."""
     try:
         await turn.save()
     except ApiError as error:
@@ -123,7 +123,7 @@ async def answer_saved(request: web.Request, turn: OpenTurn, answer: object) -> 
 
 
 async def read_input(model: ServedModel, body: TurnRequest, turn: OpenTurn, use: ToolUse) -> Prompt:
-    """Return the prompt: the session's history followed by the turn's input. Raises 400."""
+    """Return the prompt: the session's history followed by the turn's input. Raises ApiError 400."""
     names = [name for name in ("messages", "text", "input_ids") if getattr(body, name) is not None]
     if len(names) != 1:
         raise errors.bad_request("exactly one of messages, text and input_ids is required", "messages", "invalid_value")
@@ -149,9 +149,9 @@ async def extend_chat(
     use: ToolUse,
     render: Render = render,
 ) -> Prompt:
-    """Render the whole conversation. The ring computes only the part that goes beyond the session's history.
+    """Render the whole conversation. The ring computes only the tokens that follow the session's history.
 
-    Raises 400.
+    Raises ApiError 400, for example if the last turn was not a chat turn.
     """
     if turn.base is not None and turn.base.messages is None:
         message = "the session's last turn was not a chat turn: continue with text or input_ids"
@@ -165,7 +165,7 @@ async def extend_chat(
 
 
 def parse_answer(model: ServedModel, prompt: Prompt, use: ToolUse, id: str, text: str) -> ParsedAnswer:
-    """Split a whole answer into reasoning, content and tool calls."""
+    """Parse the complete text of an answer into reasoning, content and tool calls."""
     parsed = ParsedAnswer(model, prompt, use, id)
     parsed.read(text, ())
     parsed.finish("stop")
@@ -184,7 +184,7 @@ def params_of(body: TurnRequest, salt: str, grammar: str) -> SamplingParams:
 
 
 class TurnWriter:
-    """The writer of a turn's answer, whole or as events of a stream."""
+    """The writer of a turn's answer, complete or as events of a stream."""
 
     def __init__(self, turn: OpenTurn, generation: Generation) -> None:
         self._turn = turn
@@ -197,7 +197,7 @@ class TurnWriter:
         return [self._started]
 
     def delta(self, index: int, output: Output) -> list[TurnDelta]:
-        """Return the events for a piece of the output."""
+        """Return the events for one output of the ring."""
         self._answer.add(output)
         shown = (output.tokens or output.text) and not self._turn.prefill_only
         return [TurnDelta(output.text, unpack(output.tokens))] if shown else []
@@ -207,7 +207,7 @@ class TurnWriter:
         return [self.ended(self._answer)]
 
     def ended(self, answer: Answer) -> TurnEnded:
-        """Settle the turn and return its last event. Its client may start the next turn as soon as it has read this."""
+        """Settle the turn and return its last event. A client that reads this event may start the next turn at once."""
         self._turn.settle()
         settled, parsed = self._turn.settled, self._turn.parsed
         assert settled is not None

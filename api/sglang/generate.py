@@ -1,4 +1,4 @@
-"""POST /generate as in SGLang. Each event of a stream has the whole answer so far, as SGLang's own do."""
+"""POST /generate as in SGLang. As in SGLang, each event of a stream has the whole answer so far."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ UNSUPPORTED_SAMPLING: Unsupported = {
     "beam_width": (1,),
 }
 IGNORED_SAMPLING = frozenset({"spaces_between_special_tokens", "stream_interval"})
-# The names of fields in error messages, where they differ from those of SamplingParams.
+# This endpoint's names of fields, by their different names in SamplingParams, for error messages.
 NAMES = {
     "prompt": "text",
     "max_tokens": "sampling_params.max_new_tokens",
@@ -74,9 +74,9 @@ Start: TypeAlias = Annotated[int, Meta(ge=-1, lt=2**31)]
 
 
 class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body: one prompt or a batch of them, in `text` or `input_ids`.
+    """The body of POST /generate: one prompt or a batch of prompts, in `text` or `input_ids`.
 
-    In a batch, fields that may be a list have one entry for each prompt, or one value for all.
+    In a batch, a field that may be a list has one entry for each prompt, or one value for all prompts.
     """
 
     model: str | None = None
@@ -85,7 +85,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     sampling_params: dict[str, Any] | list[dict[str, Any]] = field(default_factory=dict)
     rid: Id | list[Id] | None = None
     return_logprob: bool | list[bool] = False
-    logprob_start_len: Start | list[Start] = -1  # the first prompt token with a log probability; -1: none has
+    logprob_start_len: Start | list[Start] = -1  # index of the first prompt token to score; -1: none
     top_logprobs_num: TopLogprobs | list[TopLogprobs] = 0
     token_ids_logprob: list[int | list[int] | None] = field(default_factory=list)
     return_text_in_logprobs: bool = False
@@ -93,12 +93,12 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     priority: Priority = 0
     checkpoints: list[int | list[int] | None] = field(default_factory=list)
     keep: KeepHint | list[KeepHint | None] | None = None
-    extra_key: Salt = ""  # SGLang's name of cache_salt
+    extra_key: Salt = ""  # SGLang's name for cache_salt
     cache_salt: Salt = ""
 
 
 class GenerateParams(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """The body's sampling_params."""
+    """The field sampling_params of the body."""
 
     max_new_tokens: Count = DEFAULT_MAX_NEW_TOKENS
     min_new_tokens: Count = 0
@@ -115,11 +115,11 @@ class Item:
     """One sequence to generate."""
 
     request: Request
-    scoring: bool  # max_new_tokens is 0: only the prompt's log probabilities are shown
+    scoring: bool  # max_new_tokens is 0: only the prompt's log probabilities are returned
 
 
 async def generate(request: web.Request, body: GenerateRequest) -> web.StreamResponse:
-    """Answer a /generate without a session."""
+    """Answer a POST /generate without a session."""
     server = request.app[SERVER]
     model = server.ready(body.model)
     check_batch(request, len(body.text or body.input_ids or ()) if is_batch(body) else 1)
@@ -144,7 +144,7 @@ def is_batch(body: GenerateRequest) -> bool:
 
 
 async def read_prompts(model: ServedModel, body: GenerateRequest) -> list[Prompt]:
-    """Read the prompts, of which there is one unless the body is a batch. Raises ApiError 400."""
+    """Read the prompts of a batch, or the single prompt of another body. Raises ApiError 400."""
     if (body.text is None) == (body.input_ids is None):
         raise errors.bad_request("give one of text and input_ids", "text", "invalid_value")
     if body.text is not None:
@@ -188,7 +188,7 @@ async def read_items(model: ServedModel, body: GenerateRequest, salt: str) -> li
 
 
 def wanted_in(params: GenerateParams, at: str) -> GrammarWriters:
-    """Collect the constraints on the output. at: the place of `params` in the body."""
+    """Return the grammar writers of the constraints in `params`. at: the path of `params` in the body."""
     names = {"json": f"{at}.json_schema", "regex": f"{at}.regex", "grammar": f"{at}.ebnf"}
     return of_kinds(params.json_schema, params.regex, None, params.ebnf, names)
 
@@ -209,8 +209,8 @@ def params_of(
 ) -> SamplingParams:
     """Return the parameters of one sequence.
 
-    choice: its number among those of its prompt.
-    logprobs: alternatives to report for each token; None reports no log probabilities.
+    choice: index of the sequence among the choices of its prompt.
+    logprobs: number of alternatives to report for each token; None: no log probabilities.
     start: the first prompt token whose log probability is reported.
     ids: tokens whose log probabilities are always reported.
     """
@@ -232,13 +232,13 @@ def params_of(
 
 
 def read_sampling(params: dict[str, Any], at: str) -> GenerateParams:
-    """Read sampling_params; null means that a field is absent. Raises ApiError 400."""
+    """Read sampling_params, in which null means that a field is absent. Raises ApiError 400."""
     fields = {name: value for name, value in params.items() if value is not None}
     return convert(fields, GenerateParams, IGNORED_SAMPLING, UNSUPPORTED_SAMPLING, at)
 
 
 def broadcast_params(params: dict[str, Any] | list[dict[str, Any]], size: int) -> list[tuple[dict[str, Any], str]]:
-    """Return the sampling_params of each prompt with their place in the body. Raises ApiError 400."""
+    """Return the sampling_params of each prompt, with their path in the body. Raises ApiError 400."""
     if isinstance(params, dict):
         return [(params, "sampling_params")] * size
     if len(params) != size:
@@ -248,7 +248,7 @@ def broadcast_params(params: dict[str, Any] | list[dict[str, Any]], size: int) -
 
 
 def broadcast(value: Any, size: int, name: str) -> list[Any]:
-    """Return one value for each prompt. Raises ApiError 400."""
+    """Return one value for each of `size` prompts: a list as it is, another value repeated. Raises ApiError 400."""
     if not isinstance(value, list):
         return [value] * size
     if len(value) != size:
@@ -257,7 +257,7 @@ def broadcast(value: Any, size: int, name: str) -> list[Any]:
 
 
 def read_rids(body: GenerateRequest, size: int) -> list[str]:
-    """Return the request id of each prompt: the client's, or a new one, with the prompt's number in a batch."""
+    """Return the request id of each prompt: the client's or a new id, with the prompt's index appended in a batch."""
     if isinstance(body.rid, list):
         rids: list[str] = broadcast(body.rid, size, "rid")
         return rids
@@ -277,10 +277,10 @@ def read_logprob_ids(body: GenerateRequest, size: int) -> list[tuple[int, ...]]:
 def lists_of_each(
     values: list[int | list[int] | None], body: GenerateRequest, size: int, name: str, what: str
 ) -> list[tuple[int, ...]]:
-    """Return the numbers of each prompt. Raises ApiError 400.
+    """Return the list of integers of each prompt. Raises ApiError 400.
 
-    values: one list for all prompts or, in a batch, a list for each.
-    name: the field. what: what the numbers are, for error messages.
+    values: one list for all prompts or, in a batch, a list for each prompt.
+    name: name of the field. what: meaning of the integers, for error messages.
     """
     is_shared = all(isinstance(number, int) for number in values)
     lists = [values] * size if is_shared or not is_batch(body) else broadcast(values, size, name)
@@ -292,7 +292,7 @@ def lists_of_each(
 
 
 class GenerateWriter:
-    """Writer of answers in SGLang's form."""
+    """Writer of answers in SGLang's format."""
 
     def __init__(self, text: Text, body: GenerateRequest, items: Sequence[Item], generation: Generation) -> None:
         self._text = text
@@ -301,7 +301,7 @@ class GenerateWriter:
         self._generation = generation
 
     def result(self, index: int, answer: Answer) -> dict[str, Any]:
-        """Return the answer of one sequence, complete or so far."""
+        """Return the answer of one sequence, which may be incomplete so far."""
         item, member = self._items[index], self._generation.members[index]
         if item.scoring and answer.finish_reason is not None:
             drop_output([answer])
@@ -346,7 +346,7 @@ class GenerateWriter:
 
 
 def finish(answer: Answer, count: int) -> dict[str, Any] | None:
-    """Return SGLang's finish_reason. count: tokens of the answer."""
+    """Return the finish_reason in SGLang's format. count: number of tokens in the answer."""
     match answer.finish_reason:
         case None:
             return None
@@ -359,7 +359,7 @@ def finish(answer: Answer, count: int) -> dict[str, Any] | None:
 
 
 class GenerateEncoder:
-    """Encoder of a stream. Each event has the whole answer so far and, in a batch, the sequence's index."""
+    """Encoder of a stream, in which each event has the whole answer so far and, in a batch, the sequence's index."""
 
     def __init__(self, writer: GenerateWriter, alone: bool) -> None:
         self._writer = writer

@@ -35,7 +35,7 @@ class OpenSessionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     capacity_of_str_len: Count  # required by SGLang, without effect here
     session_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
-    streaming: bool = False  # turns can only be appended, without branches
+    streaming: bool = False  # whether turns can only be appended, without branches
     timeout: Annotated[float, Meta(gt=0)] | None = None  # seconds without use after which the session is closed
 
 
@@ -44,12 +44,12 @@ class CloseSessionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class SessionParams(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body's session_params: the session, and the point in its history that the turn continues."""
+    """The field session_params: the session, and the point in its history where the new turn begins."""
 
     id: str
-    rid: str | None = None  # the request whose history the turn continues; in a branching session None: the beginning
-    offset: int | None = None  # use only this many tokens of that history
-    replace: bool | None = None  # forget the turns after `rid`, and abort `rid` itself if it is running
+    rid: str | None = None  # id of the request that the turn continues; None in a branching session: the beginning
+    offset: int | None = None  # keep only so many tokens of the history
+    replace: bool | None = None  # forget the turns after `rid`, and abort the session's running turn
     drop_previous_output: bool | None = None  # leave out the output of `rid`
 
 
@@ -72,7 +72,7 @@ async def open_session(request: web.Request) -> web.Response:
 
 @routes.post("/close_session")
 async def close_session(request: web.Request) -> web.Response:
-    """Close a session. Answers 200 also if there is no such session."""
+    """Close a session. Answer 200 even if there is no such session."""
     body = convert(await read_object(request), CloseSessionRequest)
     request.app[SERVER].loaded()
     session = request.app[SESSIONS].find(owner_of(request), body.session_id)
@@ -85,13 +85,13 @@ async def close_session(request: web.Request) -> web.Response:
 
 @routes.post("/generate")
 async def generate(request: web.Request) -> web.StreamResponse:
-    """Answer a /generate, within a session or without one."""
+    """Answer a POST /generate, in a session or without a session."""
     body, params = await read_generate(request)
     return await (generate_turn(request, body, params) if params is not None else plain.generate(request, body))
 
 
 async def read_generate(request: web.Request) -> tuple[plain.GenerateRequest, SessionParams | None]:
-    """Read the body, and its session_params if it has some. Raises ApiError: 400, 503."""
+    """Read the body, and its field session_params if it is set. Raises ApiError: 400, 503."""
     fields = await read_body(request)
     params = fields.pop("session_params", None)
     body = convert(fields, plain.GenerateRequest, plain.IGNORED, plain.UNSUPPORTED)
@@ -121,7 +121,7 @@ async def generate_turn(request: web.Request, body: plain.GenerateRequest, param
         if session.closed:
             raise invalid(f"session {params.id!r} was closed", "id")
         turn.prefill_only = items[0].scoring
-        # The ring knows the request by an id that no other API key can use; the client sees its own.
+        # In the ring the request has an id that no other API key can use. The client sees the id that it sent.
         own = replace(turn.bind(items[0].request), id=ring_id(request, id))
         with submit(request, [own]) as generation:
             turn.attach(generation, model.text.decode)
@@ -147,7 +147,7 @@ def invalid(message: str, field: str) -> errors.ApiError:
 
 
 async def end_replaced(request: web.Request, session: Session, params: SessionParams) -> None:
-    """With `replace`, abort the running turn if the new turn continues it, or forgets it."""
+    """With `replace`, abort the running turn of a branching session and wait for its end, unless `rid` is unknown."""
     running = session.running
     if not (session.branching and params.replace and session.is_busy() and running is not None):
         return
@@ -157,7 +157,7 @@ async def end_replaced(request: web.Request, session: Session, params: SessionPa
 
 
 def pick_base(session: Session, params: SessionParams) -> Turn | None:
-    """Return the turn that the new one continues; None for the beginning. Raises ApiError 400."""
+    """Return the turn that the new turn continues; None for the beginning of the session. Raises ApiError 400."""
     if session.branching:
         if params.rid is not None and params.rid not in session.turns_by_request:
             raise invalid(f"the session has no request {params.rid!r}", "rid")
@@ -173,7 +173,7 @@ def pick_base(session: Session, params: SessionParams) -> Turn | None:
 async def read_items(
     model: ServedModel, body: plain.GenerateRequest, params: SessionParams, turn: OpenTurn, salt: str
 ) -> list[plain.Item]:
-    """Read the turn as one sequence, whose prompt is the history that the turn continues and the new input.
+    """Read the turn as one sequence. Its prompt is the history that the turn continues, followed by the new input.
 
     Raises ApiError: 400, 503.
     """

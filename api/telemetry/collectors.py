@@ -1,4 +1,4 @@
-"""Metrics that are read at each scrape: of the ring, sessions, stored responses and connections."""
+"""Metrics of the ring, sessions, stored responses and connections, which are read at each scrape."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,13 +12,13 @@ from baton.actors.requests import Tier
 from baton.actors.runtime.timings import BOUNDS, Histogram, Timings
 
 PREFIX = "baton:"
-# Names that dashboards for other engines know.
+# Names of metrics that dashboards for other engines expect, by the ring's names.
 FAMILIAR = {"running": "num_requests_running", "waiting": "num_requests_waiting"}
-# Counters of the ring that are left out here, because `Metrics` counts them.
+# Counters of the ring that are not exported, because `Metrics` exports the api's counters of the same names.
 COUNTED_BY_API = frozenset(
     {"prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "request_success"}
 )
-# Labels of the ring's dictionaries; "kind" is the default.
+# Name of the label for each metric of the ring that is a dictionary; "kind" for all others.
 LABELS = {
     "slots": "place",
     "pages": "use",
@@ -36,7 +36,7 @@ HELP = {
 
 
 class RingFigures(Protocol):
-    """The relay's counters and measurements."""
+    """The interface of the relay's counters and measurements."""
 
     def counters(self) -> dict[str, int]: ...
 
@@ -49,12 +49,12 @@ class RingFigures(Protocol):
 
 
 class SessionFigures(Protocol):
-    """The session store's numbers of sessions, and the bytes of their logs on disk and in memory."""
+    """The interface of the session store for metrics: numbers of sessions, and bytes of their logs."""
 
     def __len__(self) -> int: ...
 
     def tiers(self) -> Counter[Tier]:
-        """Count sessions by the place of their state."""
+        """Count sessions by the tier of their state."""
         ...
 
     @property
@@ -68,9 +68,9 @@ class SessionFigures(Protocol):
 
 
 class ResponseFigures(Protocol):
-    """The response store's numbers of responses and their size."""
+    """The interface of the response store for metrics: numbers of responses, and their size."""
 
-    bytes: int  # of responses that have ended, and of the logs of their turns
+    bytes: int  # size of the responses that have ended, and of the turns that they refer to
 
     def __len__(self) -> int: ...
 
@@ -79,16 +79,16 @@ class ResponseFigures(Protocol):
 
 
 class ConnectionFigures(Protocol):
-    """The numbers of connections and their bytes in flight."""
+    """The interface of the connections for metrics: their numbers, and their bytes in flight."""
 
     held: int  # bytes in flight
-    ended: Counter[str]  # connections ended by the server, by reason
+    ended: Counter[str]  # how many connections the server ended, by reason
 
     def __len__(self) -> int: ...
 
 
 class RingCollector(Collector):
-    """The ring's dictionaries as metric families."""
+    """A collector of the ring's counters, gauges and timings as metric families."""
 
     def __init__(self, model: str, ring: RingFigures) -> None:
         self._model = model
@@ -148,7 +148,7 @@ class RingCollector(Collector):
 
 
 class SessionCollector(Collector):
-    """Metrics of sessions: their number, the places of their states, the size of their logs."""
+    """A collector of metrics of sessions: their number, the tiers of their states, the size of their logs."""
 
     def __init__(self, model: str, sessions: SessionFigures) -> None:
         self._model = model
@@ -174,7 +174,7 @@ class SessionCollector(Collector):
 
 
 class ResponseCollector(Collector):
-    """Metrics of stored responses."""
+    """A collector of metrics of stored responses."""
 
     def __init__(self, model: str, responses: ResponseFigures) -> None:
         self._model = model
@@ -193,7 +193,7 @@ class ResponseCollector(Collector):
 
 
 class ConnectionCollector(Collector):
-    """Metrics of connections."""
+    """A collector of metrics of connections."""
 
     def __init__(self, model: str, connections: ConnectionFigures) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""Hashes of prompts and answers for trace files: they show which histories share a beginning, and nothing else."""
+"""Hashes of prompts and answers for trace files. They reveal which histories share a beginning, and nothing else."""
 
 import secrets
 from hashlib import blake2b
@@ -9,7 +9,7 @@ from baton.actors.runtime.events import HistoryEvent
 from baton.actors.tokens import WIDTH, Tokens, count, cut
 
 BLOCK = 16  # tokens per hash
-NUMBER_BYTES = 6  # every JSON reader supports integers of 53 bits
+NUMBER_BYTES = 6  # size of a hash: 48 bits, because some JSON readers support integers only up to 53 bits
 
 
 class History(NamedTuple):
@@ -17,21 +17,21 @@ class History(NamedTuple):
 
     at: float  # when the request was submitted
     request: Request
-    answer: Tokens  # as far as it was delivered
+    answer: Tokens  # the output tokens that were delivered
 
 
 class Histories:
-    """Keyed hashes of histories, with a random key that never leaves the object.
+    """A maker of keyed hashes of histories, with a random key that never leaves the object.
 
     Without the key the hashes look random, so guesses of a prompt cannot be tested against them. Each hash covers the
-    salt and all tokens up to its block: equal texts of two API keys have different hashes.
+    salt and all tokens up to the end of its block. Equal texts of two API keys therefore have different hashes.
     """
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
     def event(self, history: History) -> HistoryEvent:
-        """Return the trace event of a history: one hash per whole block of tokens."""
+        """Return the trace event of a history, with one hash for each complete block of tokens."""
         request = history.request
         tokens = cut(request.tokens, 0, request.prompt_len) + history.answer
         salt = request.salt.encode()

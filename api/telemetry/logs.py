@@ -41,19 +41,19 @@ def configure(format: Format, level: str) -> None:
 
 
 def is_not_bad_http(record: logging.LogRecord) -> bool:
-    """Filter out errors of malformed requests and bodies, with which any client could fill the log."""
+    """Return False for errors of malformed requests and bodies, with which any client could fill the log."""
     return not (record.exc_info and isinstance(record.exc_info[1], BadHttpMessage | RequestPayloadError))
 
 
 def rendering(as_json: bool) -> list[structlog.typing.Processor]:
-    """Return the processors that turn an event into a line."""
+    """Return the structlog processors that turn an event into a line."""
     if as_json:
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=to_json)]
-    # Plain tracebacks: structlog's default shows values of variables, which include API keys and prompts.
+    # Use plain tracebacks: structlog's default shows values of variables, which include API keys and prompts.
     plain = structlog.dev.plain_traceback
     return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
 
 
 def to_json(event: Any, **_: Any) -> str:
-    """Encode an event; values that JSON does not have become their repr."""
+    """Encode an event as JSON. Values without a JSON form are encoded as their repr."""
     return msgspec.json.encode(event, enc_hook=repr).decode()

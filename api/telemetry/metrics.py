@@ -1,4 +1,4 @@
-"""Prometheus metrics, named as dashboards for other engines expect, in a registry of their own."""
+"""Prometheus metrics in their own registry, with the names that dashboards for other engines expect."""
 
 from collections.abc import Iterable
 
@@ -17,13 +17,13 @@ from baton.api.telemetry.collectors import (
     SessionFigures,
 )
 
-# Buckets of histograms, in seconds: of whole requests, and of single tokens.
+# Buckets of histograms in seconds: LONG for whole requests, SHORT for single tokens.
 LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 
 class Metrics:
-    """The api's own metrics; the `watch` methods add those that are read at each scrape. Times are in seconds."""
+    """The metrics that the api records. The `watch` methods add metrics read at each scrape. Times are in seconds."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()

@@ -1,7 +1,7 @@
 """One OpenTelemetry span per request, following the GenAI semantic conventions.
 
 This needs the extra `otel`. The usual OTEL_* variables set destination, sampling and the name of the service. A span
-is made after its request has ended, from the times noted on the way.
+is made after its request has ended, from the times recorded in the generation.
 """
 
 import random
@@ -38,7 +38,7 @@ def export_spans(model: str) -> "RequestSpans":
 
 
 class TraceIds(IdGenerator):
-    """A generator that returns the trace id chosen at the request's arrival, which the ring and the log use already."""
+    """A generator of span ids. `RequestSpans` sets its trace id to the one that the ring and the log use already."""
 
     def __init__(self) -> None:
         self.trace_id = 0
@@ -51,7 +51,7 @@ class TraceIds(IdGenerator):
 
 
 class RequestSpans:
-    """The exporter of spans of ended requests."""
+    """An exporter of the spans of ended requests."""
 
     def __init__(self, model: str, processor: SpanProcessor, clock: Callable[[], float] = time.monotonic) -> None:
         self._model = model
@@ -68,7 +68,7 @@ class RequestSpans:
         call = generation.call
         if call is None:
             return
-        unix = time.time() - self._clock()  # from the monotonic clock to Unix time
+        unix = time.time() - self._clock()  # add this to the monotonic clock to get Unix time
 
         def at(moment: float) -> int:
             return int((unix + moment) * 1e9)
@@ -103,7 +103,7 @@ def parent_of(trace: TraceContext) -> Context:
 
 
 def moments(generation: Generation) -> list[tuple[str, float]]:
-    """Return the times at which the first of the sequences was queued, admitted, and got its first token."""
+    """Return when the first of the generation's sequences was queued, was admitted, and got its first token."""
     members = generation.members
     reached = {
         "queued": [member.submitted_at for member in members],
@@ -114,7 +114,7 @@ def moments(generation: Generation) -> list[tuple[str, float]]:
 
 
 def describe(model: str, operation: str, call: RequestContext, generation: Generation) -> dict[str, AttributeValue]:
-    """Return the attributes of a span, without prompts and answers. Counts are sums over the sequences."""
+    """Return the attributes of a span, without texts of prompts and answers. Counts are sums over all sequences."""
     members = generation.members
     request = members[0].request
     attributes: dict[str, AttributeValue] = {

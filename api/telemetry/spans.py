@@ -1,4 +1,4 @@
-"""The choice whether spans are exported, by --otel and the usual environment variables."""
+"""The decision whether spans are exported, from --otel and the usual OpenTelemetry environment variables."""
 
 import os
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ INSTALL = "pip install 'baton-serve[otel]'"
 
 
 class Spans(Protocol):
-    """The destination of spans of requests."""
+    """The interface of an exporter of spans."""
 
     def record_end(self, generation: Generation, error: str | None) -> None: ...
 
@@ -22,10 +22,10 @@ class Spans(Protocol):
 
 
 def open_spans(config: Config, model: str, environment: Mapping[str, str] = os.environ) -> Spans | None:
-    """Return the exporter of spans, or None if neither --otel nor a variable asks for it.
+    """Return the exporter of spans, or None if neither --otel nor an environment variable asks for spans.
 
-    If OpenTelemetry is not installed, --otel raises ConfigError. A variable alone may be meant for other programs, so
-    then a warning is logged.
+    Raises ConfigError if --otel is set and OpenTelemetry is not installed. If only a variable is set, which may be
+    meant for other programs, log a warning instead.
     """
     enabled = config.otel or any(environment.get(name) for name in ENDPOINTS)
     if not enabled or environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":

@@ -13,16 +13,16 @@ from baton.api.generation.outputs import Member
 from baton.api.telemetry.histories import Histories, History
 
 VERSION = 2
-CAPACITY = 1 << 16  # events that may wait to be written
-CHUNK = 256  # events encoded at once
+CAPACITY = 1 << 16  # maximum events that wait to be written
+CHUNK = 256  # maximum events encoded at once
 INTERVAL_S = 0.05  # between writes
 
 
 class TraceFile:
     """A trace file and the thread that writes it.
 
-    `record` never blocks. If the disk is too slow, events are dropped, and the file notes how many. An OSError when
-    writing is logged and ends the file.
+    `record` never blocks. If the disk is too slow, events are dropped, and an event in the file says how many. An
+    OSError during a write is logged, and nothing more is written.
     """
 
     def __init__(self, path: Path, capacity: int = CAPACITY) -> None:
@@ -31,8 +31,8 @@ class TraceFile:
         self._events: deque[Event | History] = deque()
         self._histories = Histories()
         self._capacity = capacity
-        self._dropped = 0  # events in all
-        self._reported = 0  # dropped events that the file has noted
+        self._dropped = 0  # number of events dropped so far
+        self._reported = 0  # how many of the dropped events the file mentions
         self._counting = threading.Lock()
         self._encoder = msgspec.json.Encoder()
         self._closing = threading.Event()
@@ -41,12 +41,12 @@ class TraceFile:
         self._thread.start()
 
     def record_end(self, member: Member) -> None:
-        """Record the history of an admitted request that has ended or was abandoned. The thread hashes it later."""
+        """Record the tokens of an admitted request that has ended or was abandoned. The thread hashes them later."""
         if member.first is not None:
             self.record(History(member.submitted_at, member.request, bytes(member.delivered)))
 
     def record(self, event: Event | History) -> None:
-        """Add an event, from any thread."""
+        """Add an event. Any thread may call this."""
         if len(self._events) < self._capacity:
             self._events.append(event)
         else:
@@ -69,7 +69,7 @@ class TraceFile:
             structlog.get_logger().error("the trace file ends here", error=str(error))
 
     def _drain(self) -> None:
-        """Write the waiting events, in small chunks because encoding holds the interpreter lock."""
+        """Write the waiting events in small chunks, because encoding a chunk holds the interpreter lock."""
         for _ in range(len(self._events) // CHUNK + 1):
             chunk = [self._events.popleft() for _ in range(min(CHUNK, len(self._events)))]
             lines = [self._histories.event(each) if isinstance(each, History) else each for each in chunk]

@@ -1,4 +1,4 @@
-"""`baton chat`: a chat on a terminal. The server keeps the session, so a turn sends only the new messages."""
+"""`baton chat`: a chat on a terminal. The server keeps the session, so each turn sends only the new messages."""
 
 import os
 import shlex
@@ -32,13 +32,14 @@ HELP = """\
 /help          show this help
 /quit          leave, as Ctrl-D does
 Ctrl-C stops an answer. Begin a line with // to send one that begins with /."""
-# Statuses of a refused turn, of which the session keeps nothing.
+# HTTP statuses of a refused turn, of which the session records nothing.
 TRACELESS = (400, 401, 403, 413, 429)
 # Codes of errors after which the session is fetched again, because it may have changed.
 CHANGED = ("session_moved_on", "session_not_found", "session_not_saved", "session_not_deleted")
 INTERRUPTED = 130  # exit code
-SHORTEST = 4  # characters that an abbreviated id has at least
-# What became of a line: answered or carried out; not answered, but in the session or not worth repeating; not sent.
+SHORTEST = 4  # minimum characters of an abbreviated id
+# Result of a line: "answered": a message was answered or a command carried out; "kept": the session has the message, or
+# a command failed; "lost": the session does not have the message, so the user can send it again.
 Outcome: TypeAlias = Literal["answered", "kept", "lost"]
 
 
@@ -51,7 +52,7 @@ def chat(
     session: str | None = None,
     fork: str | None = None,
 ) -> int:
-    """Read turns from standard input and print the answers as they come. Returns the exit code."""
+    """Read messages from standard input and print the answers as they arrive. Return the exit code."""
     settings = {"temperature": temperature, "max_tokens": max_tokens}
     chosen = {name: value for name, value in settings.items() if value is not None}
     try:
@@ -60,13 +61,13 @@ def chat(
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of standard output has gone. Python flushes at exit, which must not fail again.
+        # The reader of standard output is gone. Redirect the output, so that Python's flush at exit does not fail too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 class Chat:
-    """The loop of `baton chat`: one current session, which is created with the first message."""
+    """The loop of `baton chat`, with one current session. The first message creates a session."""
 
     def __init__(self, client: ChatClient, terminal: Terminal, system: str | None, settings: dict[str, Any]) -> None:
         self._client = client
@@ -74,7 +75,7 @@ class Chat:
         self._system = system
         self._settings = settings
         self._session: SessionInfo | None = None
-        self._listed: list[str] = []  # ids as /sessions numbered them
+        self._listed: list[str] = []  # ids in the order in which /sessions numbered them
         self._commands: dict[str, Callable[[str], None]] = {
             "/sessions": self._list,
             "/resume": self._resume,
@@ -87,7 +88,7 @@ class Chat:
         }
 
     def begin(self, session: str | None, fork: str | None) -> bool:
-        """Greet, and resume or fork the named session. Return False if the chat cannot begin."""
+        """Show a greeting, and resume or fork the named session. Return False if the chat cannot begin."""
         try:
             model = self._client.model()
             if self._terminal.interactive:
@@ -106,7 +107,7 @@ class Chat:
 
     def run(self) -> int:
         """Read and carry out lines until the end of the input. Return the exit code."""
-        draft = ""  # a line that could not be sent, to be edited and sent again
+        draft = ""  # a message that was lost, for the user to edit and send again
         while (line := self._terminal.read(draft)) is not None and line != "/quit":
             draft = ""
             if not line:
@@ -142,7 +143,7 @@ class Chat:
             self._terminal.note(f"Continue with: {again}")
 
     def _say(self, text: str) -> Outcome:
-        """Send one turn and show its answer. "lost" means that the session has nothing of it, so it can be repeated."""
+        """Send one message and show the answer. Return "lost" if the session does not have the message."""
         try:
             if self._session is None:
                 self._session = self._client.create()
@@ -161,14 +162,14 @@ class Chat:
         return self._catch_up(text)
 
     def _body(self, session: SessionInfo, text: str) -> dict[str, Any]:
-        """Return the body of a turn's request."""
+        """Return the body of the request for a turn with this message."""
         messages = [{"role": "user", "content": text}]
         if self._system and not session.turn:
             messages.insert(0, {"role": "system", "content": self._system})
         return {"messages": messages, "after": session.turn, **self._settings}
 
     def _show(self, session: SessionInfo, events: Generator[Event, None, None]) -> None:
-        """Print an answer while it is generated, and note the session's new turn."""
+        """Print an answer while it is generated, and update the session's turn and position at its end."""
         first = None
         with closing(events):
             for event in events:
@@ -181,7 +182,7 @@ class Chat:
                     self._terminal.note(figures(event, time.monotonic() - first if first is not None else 0))
 
     def _catch_up(self, text: str) -> Outcome:
-        """Fetch the session to find out what became of a turn whose end did not arrive."""
+        """Fetch the session to find out whether it recorded a turn whose end did not arrive."""
         before = self._session
         if before is None:
             return "lost"
@@ -199,7 +200,7 @@ class Chat:
         return "lost"
 
     def _report(self, turn: TurnInfo) -> None:
-        """Show a recorded turn whose end did not arrive."""
+        """Show a turn whose end did not arrive, but which the session has recorded."""
         if turn.status == "completed":
             self._terminal.say(exchange(turn))
         else:
@@ -207,7 +208,7 @@ class Chat:
             self._terminal.complain(f"{part}; the session is at {turn.position} tokens")
 
     def _obey(self, line: str) -> bool:
-        """Carry out a command. Return False if that failed."""
+        """Carry out a command. Return False if the command failed."""
         word, _, argument = line.partition(" ")
         try:
             if word not in self._commands:
@@ -235,7 +236,7 @@ class Chat:
             self._terminal.complain("--system applies to a session's first turn only, which this session has had")
 
     def _find(self, name: str) -> str:
-        """Return the id of the session that `name` abbreviates or numbers. Raises ChatError."""
+        """Return a session's id. name: the id, its beginning, or its number in /sessions. Raises ChatError."""
         ids = [session.id for session in self._client.sessions()]
         if name in ids:
             return name
@@ -303,12 +304,12 @@ class Chat:
 
 
 def message_of(turn: TurnInfo) -> str | None:
-    """Return the text of a turn's last message, or None if it was not a chat turn."""
+    """Return the text of a turn's last message, or None if the turn was not a chat turn."""
     return turn.messages[-1]["content"] if turn.messages else None
 
 
 def moved(session: SessionInfo) -> str:
-    """Return a notice that the session is at another turn than we knew: another client, or a lost answer, moved it."""
+    """Return a notice that the session has another last turn than expected, with that turn's messages."""
     last = "".join(f"\n{exchange(turn)}" for turn in session.turns[-1:])
     return f"the session is at turn {session.turn} now{last}"
 

@@ -16,14 +16,14 @@ from msgspec import Struct
 DEFAULT_URL = "http://127.0.0.1:8000"
 TURN_TIMEOUT_S = 600
 CALL_TIMEOUT_S = 30
-SETTLE_S = 10  # longest wait for a turn to end that was interrupted
+SETTLE_S = 10  # maximum wait for the end of an interrupted turn
 POLL_S = 0.05
 
 T = TypeVar("T")
 
 
 class ChatError(Exception):
-    """A failed call; the message says why. status: of the HTTP answer, 0 if none came. code: of the error object."""
+    """A failed call, with a message for the user. status: HTTP status, 0 without an answer. code: error code."""
 
     def __init__(self, message: str, status: int = 0, code: str | None = None) -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class ChatError(Exception):
 
 
 class StateInfo(Struct):
-    """The place of a session's state, and the number of tokens that it has consumed."""
+    """The tier of a session's state, and how many tokens the state has consumed."""
 
     tier: str
     position: int
@@ -41,20 +41,20 @@ class StateInfo(Struct):
 class TurnInfo(Struct):
     """A turn that has ended."""
 
-    turn: int  # its number
+    turn: int  # the turn's number
     status: str
-    position: int  # length of the history after it, in tokens
+    position: int  # length of the session's history after the turn, in tokens
     input_tokens: int
     output_tokens: int
     messages: list[dict[str, Any]] | None  # None if the input was text or tokens
-    text: str | None  # None if the turn only fed its input
+    text: str | None  # text of the answer; None if the model only read the input
 
 
 class SessionInfo(Struct):
     """A session. Times are Unix times."""
 
     id: str
-    turn: int  # the last turn that has ended; 0 before the first
+    turn: int  # number of the last turn that has ended; 0 before the first turn
     position: int  # length of the history, in tokens
     status: str  # "idle" or "busy"
     created_at: int
@@ -91,15 +91,15 @@ class EndEvent(Struct, tag_field="type", tag="turn.ended"):
     position: int
     finish_reason: str | None
     usage: UsageInfo
-    resumed_from: str = ""  # tier of the state that the turn resumed from
-    lost: str = ""  # why tokens of the history had to be computed again
+    resumed_from: str = ""  # tier of the state from which the turn resumed
+    lost: str = ""  # why more tokens of the history were computed again than necessary; empty if not
 
 
 Event: TypeAlias = StartEvent | TextEvent | EndEvent
 
 
 class ChatClient:
-    """A client of one server. Every call raises ChatError."""
+    """A client of one server. Every method raises ChatError if its call fails."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -127,7 +127,7 @@ class ChatClient:
         return self._call("GET", path_of(id), SessionInfo)
 
     def settled(self, id: str) -> SessionInfo:
-        """Fetch a session when its turn is over, or after SETTLE_S as it is then."""
+        """Fetch a session as soon as its turn is over, or after SETTLE_S seconds even if the turn still runs."""
         deadline = time.monotonic() + SETTLE_S
         while (session := self.session(id)).status == "busy" and time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -183,7 +183,7 @@ def path_of(id: str) -> str:
 
 
 def read_event(data: bytes) -> Event:
-    """Decode an event of a turn. Raises ChatError for an error event, or data that is no event."""
+    """Decode an event of a turn. Raises ChatError for an error event, and for data that is no event."""
     try:
         event = msgspec.json.decode(data)
         if "error" in event:
@@ -195,7 +195,7 @@ def read_event(data: bytes) -> Event:
 
 
 def refusal(error: HTTPError) -> ChatError:
-    """Return the error with the message of its error object, or with the status line if it has none."""
+    """Return a ChatError with the message of the answer's error object, or else with the status line."""
     try:
         detail = json.loads(error.read())["error"]
         return ChatError(str(detail["message"]), error.code, detail["code"])

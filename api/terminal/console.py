@@ -14,8 +14,8 @@ class Terminal:
     """Standard input, output and error of the chat. Control characters in the output are replaced."""
 
     def __init__(self) -> None:
-        self.interactive = sys.stdin.isatty()  # if so there are prompts, and a failure does not end the chat
-        self._in_line = False  # the cursor is not at the beginning of a line
+        self.interactive = sys.stdin.isatty()  # True: show prompts, and do not end the chat at a failure
+        self._in_line = False  # whether the cursor is inside a line, not at its beginning
         self._notes = sys.stderr.isatty()
         self._editor = open_editor() if self.interactive and sys.stdout.isatty() else None
         for file in (sys.stdin, sys.stdout):
@@ -23,7 +23,10 @@ class Terminal:
                 file.reconfigure(errors="replace")
 
     def read(self, draft: str = "") -> str | None:
-        """Read one trimmed line; None at the end. draft: text to edit, or used for an empty line without an editor."""
+        """Read one trimmed line. Return None at the end of the input.
+
+        draft: text that the line begins with. Without an editor, an empty line returns the draft.
+        """
         self.end_line()
         try:
             if self._editor is not None:
@@ -41,18 +44,18 @@ class Terminal:
             return ""
 
     def write(self, text: str) -> None:
-        """Print a piece of an answer."""
+        """Print a part of an answer, without ending the line."""
         if text:
             print(printable(text), end="", flush=True)
             self._in_line = not text.endswith("\n")
 
     def say(self, text: str) -> None:
-        """Print a text on lines of its own."""
+        """Print a text on separate lines."""
         self.end_line()
         print(printable(text), flush=True)
 
     def note(self, text: str) -> None:
-        """Print a dim note to standard error, if that is a terminal."""
+        """Print a note to standard error, dimmed, if standard error is a terminal."""
         self.end_line()
         if self._notes:
             plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
@@ -64,7 +67,7 @@ class Terminal:
         print(f"baton: {printable(text)}", file=sys.stderr, flush=True)
 
     def end_line(self) -> None:
-        """Move to the beginning of a line."""
+        """End the current line of output, unless the cursor is at the beginning of a line."""
         if self._in_line:
             print(flush=True)
             self._in_line = False
@@ -80,12 +83,12 @@ class Editor:
         self._path = path
         readline.set_auto_history(False)
         readline.set_history_length(HISTORY_LINES)
-        with suppress(OSError):  # Without a writable home folder there is just no history.
+        with suppress(OSError):  # Without a writable home folder there is no history.
             create_private(path)
             readline.read_history_file(path)
 
     def read(self, draft: str) -> str:
-        """Read a line, starting with `draft`."""
+        """Read a line. draft: text with which the line begins, for the user to edit."""
         self._readline.set_startup_hook(lambda: self._readline.insert_text(draft))
         try:
             line = input(PROMPT)
@@ -116,7 +119,7 @@ def open_editor() -> Editor | None:
 
 
 def create_private(path: Path) -> None:
-    """Create a file if there is none, and let only its owner read it."""
+    """Create a file if it does not exist, and let only its owner read it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:

@@ -8,7 +8,7 @@ REDRAW_S = 0.1
 
 
 class ProgressBar:
-    """A progress bar in bytes. `update` may be called from another thread."""
+    """A progress bar for a number of bytes. Any thread may call `update`."""
 
     def __init__(self, label: str) -> None:
         self._label = label

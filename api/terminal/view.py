@@ -1,4 +1,4 @@
-"""Sessions and turns as text for `baton chat`."""
+"""Formatting of sessions and turns as text for `baton chat`."""
 
 import time
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def aligned(cell: str, width: int) -> str:
 
 
 def place(session: SessionInfo) -> str:
-    """Return where a session's state is, and how many tokens it has consumed if not all."""
+    """Return the tier of a session's state, and the state's position if it is before the end of the history."""
     if session.status == "busy":
         return "in a turn"
     if session.state is None:
@@ -37,7 +37,7 @@ def place(session: SessionInfo) -> str:
 
 
 def ago(seconds: float) -> str:
-    """Return a duration in words, as "2 h ago"."""
+    """Return a duration in words, such as "2 h ago"."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{int(seconds // size)} {unit} ago"
@@ -49,7 +49,7 @@ def transcript(turns: Sequence[TurnInfo]) -> str:
 
 
 def exchange(turn: TurnInfo) -> str:
-    """Return the messages of a turn, each after the turn's number, and the answer."""
+    """Return a turn's messages, each with the turn's number before it, followed by the answer."""
     lines = []
     for message in turn.messages or ():
         role = "" if message["role"] == "user" else f"({message['role']}) "
@@ -64,12 +64,12 @@ def exchange(turn: TurnInfo) -> str:
 
 
 def standing(session: SessionInfo) -> str:
-    """Return a line on the session's id and length."""
+    """Return a line with the session's id, turn and number of tokens."""
     return f"Session {session.id}, turn {session.turn}, {session.position} tokens."
 
 
 def figures(ended: EndEvent, seconds: float) -> str:
-    """Return a line with a turn's figures. seconds: from its first token to its last."""
+    """Return a line with a turn's statistics. seconds: time from the first token to the last."""
     usage = ended.usage
     parts = [f"turn {ended.turn}", f"{usage.completion_tokens} tokens"]
     if usage.completion_tokens > 1 and seconds > 0:

@@ -27,7 +27,8 @@ extern "C" void baton_sigmoid_gate(int type, const void *x, const void *gate, vo
     with_type(type, [=](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;
         for_rows(rows, width, [=](int64_t row) {
-            const T *from = static_cast<const T *>(x) + row * width, *gates = static_cast<const T *>(gate) + row * width;
+            const T *from = static_cast<const T *>(x) + row * width,
+                    *gates = static_cast<const T *>(gate) + row * width;
             T *to = static_cast<T *>(y) + row * width;
             over(width, [=](int64_t i, auto v) {
                 put(to + i, sigmoid(get<decltype(v)>(gates + i)) * get<decltype(v)>(from + i));
@@ -44,7 +45,8 @@ extern "C" void baton_silu_multiply(int type, const void *x, void *y, int64_t ro
         for_rows(rows, width, [=](int64_t row) {
             const T *gate = static_cast<const T *>(x) + 2 * row * width, *up = gate + width;
             T *to = static_cast<T *>(y) + row * width;
-            over(width, [=](int64_t i, auto v) { put(to + i, silu(get<decltype(v)>(gate + i)) * get<decltype(v)>(up + i)); });
+            over(width,
+                 [=](int64_t i, auto v) { put(to + i, silu(get<decltype(v)>(gate + i)) * get<decltype(v)>(up + i)); });
         });
     });
 }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def round_by_chance(states: Tensor, positions: Tensor) -> Tensor:
+def round_stochastically(states: Tensor, positions: Tensor) -> Tensor:
     """Round states, float32 [R, ...], to one of the two nearest bfloat16 numbers; the nearer one is more probable.
 
     A random integer of 16 bits is added to the float's bits before the lower 16 are cut off. The random integer is a

@@ -28,7 +28,7 @@ def widened(loaded):
 
 @jit
 def rounded(state, places, position):
-    """Round as rounding.round_by_chance does; return the bits of bfloat16 as int16.
+    """Round as rounding.round_stochastically does; return the bits of bfloat16 as int16.
 
     places: element indices within the slot.
     position: the row's absolute position, int64.

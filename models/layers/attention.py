@@ -23,9 +23,9 @@ class AttentionSettings:
     heads: int
     kv_heads: int
     head_dim: int
-    scale: float  # factor of q·k
-    bias: bool  # of all projections
-    norm_eps: float | None = None  # for a norm of each head's query and key, with weights 1 + weight; None: no norm
+    scale: float  # factor of the products q·k
+    bias: bool  # whether all projections have a bias
+    norm_eps: float | None = None  # epsilon of the norms of each head's query and key; None: no norms
     gated: bool = False  # whether the output is multiplied by the sigmoid of a further projection
 
     @classmethod
@@ -40,8 +40,8 @@ class AttentionSettings:
     ) -> "AttentionSettings":
         """Read the sizes, which all families name alike.
 
-        head_dim: keys for the width of a head, which is by default hidden_size / num_attention_heads.
-        scale: None stands for 1 / √head_dim.
+        head_dim: config.json's keys for the width of a head; the default width is hidden_size / num_attention_heads.
+        scale: the factor of q·k; None stands for 1 / √head_dim.
         """
         hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         width = config.integer(*head_dim, default=hidden // heads)
@@ -69,7 +69,11 @@ class AttentionSettings:
 
 
 class Attention(nn.Module):
-    """The layer. `index` counts the model's attention layers: the pages are pools.pages[2·index] and the next."""
+    """A layer of grouped-query attention.
+
+    index: the layer's number among the model's attention layers, from 0. Its keys are in pools.pages[2·index], and its
+    values in pools.pages[2·index + 1].
+    """
 
     def __init__(self, settings: AttentionSettings, index: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -84,7 +88,10 @@ class Attention(nn.Module):
         self.o_proj = Linear(s.heads * s.head_dim, s.hidden, s.bias, dtype)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
-        """Return the output [T, hidden] for hidden [T, hidden]. Without step.rotation, positions are not encoded."""
+        """Return the output [tokens, hidden] for hidden [tokens, hidden].
+
+        Without step.rotation, positions are not encoded.
+        """
         s, pages = self.settings, step.pages
         if pages is None:
             raise ValueError("an attention layer needs page tensors in the pools")
@@ -103,7 +110,7 @@ class Attention(nn.Module):
         return projected
 
     def _heads(self, projected: Tensor, norm: RMSNorm | None) -> Tensor:
-        """Split [T, heads · head_dim] into [T, heads, head_dim], and norm each head."""
+        """Split [tokens, heads · head_dim] into [tokens, heads, head_dim], and norm each head."""
         heads = projected.view(-1, self.settings.head_dim)
         if norm:
             heads = norm(heads, None)[1]

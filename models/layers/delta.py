@@ -21,13 +21,13 @@ class DeltaSettings:
     """Sizes of a gated delta net."""
 
     hidden: int
-    key_heads: int  # heads of queries and keys, each shared by the same number of value heads
+    key_heads: int  # number of query and key heads; each serves the same number of value heads
     value_heads: int
     key_width: int  # numbers per head
     value_width: int
     kernel: int  # width of the convolution
     eps: float
-    state_dtype: torch.dtype  # of stored recurrent states; they are computed in float32
+    state_dtype: torch.dtype  # dtype of stored recurrent states; the computation is in float32
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
@@ -51,7 +51,7 @@ class DeltaSettings:
 
     @property
     def rows(self) -> dict[str, slice]:
-        """Rows of in_proj, by the name of what they project to."""
+        """The rows of in_proj that compute each of z, q, k, v, b and a."""
         sizes = {"z": self.inner, "q": self.keys, "k": self.keys, "v": self.inner}
         return rows_by_name(sizes | {"b": self.value_heads, "a": self.value_heads})
 
@@ -64,9 +64,10 @@ class DeltaSettings:
 
 
 class DeltaMixer(nn.Module):
-    """The layer: in_proj → convolution → gated delta rule → norm and gate → out_proj.
+    """A layer: in_proj → convolution → gated delta rule → norm and gate → out_proj.
 
-    `index` counts the model's gated delta nets: the state tensors are pools.state[2·index] and the next.
+    index: the layer's number among the model's gated delta nets, from 0. Its state tensors are pools.state[2·index] and
+    pools.state[2·index + 1].
     """
 
     def __init__(self, settings: DeltaSettings, index: int, dtype: torch.dtype) -> None:
@@ -82,13 +83,13 @@ class DeltaMixer(nn.Module):
 
     @cached_property
     def constants(self) -> DeltaConstants:
-        """Constants of the kernels, computed on first use, which must be after loading."""
+        """Constants of the kernels, computed from the weights at first use. So the first use must be after loading."""
         taps, bias = self.conv1d.taps_and_bias()
         A, norm, s = -self.A_log.detach().exp(), self.norm.weight.detach().float(), self.settings
         return DeltaConstants(taps, bias, self.dt_bias.detach(), A, norm, s.key_heads, s.eps)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
-        """Return the output [T, hidden] for hidden [T, hidden]; update the states."""
+        """Return the output [tokens, hidden] for hidden [tokens, hidden]; update the states."""
         mixed = step.mix(self.index, delta_prefill, delta_decode, self.constants, self.in_proj(hidden))
         output: Tensor = self.out_proj(mixed)
         return output

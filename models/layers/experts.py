@@ -12,7 +12,7 @@ from baton.models.config import ModelConfig, ModelError
 class Experts(nn.Module):
     """The routed experts of a layer.
 
-    input_linear: [count, 2·intermediate, hidden], gate before up; with relu2 [count, intermediate, hidden].
+    input_linear: [count, 2·intermediate, hidden], gate rows before up rows; for relu2 [count, intermediate, hidden].
     output_linear: [count, hidden, intermediate].
     """
 
@@ -25,13 +25,13 @@ class Experts(nn.Module):
         self.packed: dict[str, PackedExperts] = {}
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Return the output [T, hidden] for x [T, hidden]. chosen, weights: a router's output."""
+        """Return the output [tokens, hidden] for x [tokens, hidden]. chosen, weights: what a router returns for x."""
         first = self.packed.get("input_linear", self.input_linear)
         second = self.packed.get("output_linear", self.output_linear)
         return experts(x, chosen, weights, first, second, self.activation)
 
     def pack(self, bits: int | None = None) -> None:
-        """Pack the weights as Linear.pack does: those that have been loaded and are not packed yet."""
+        """Pack the weights as Linear.pack does. Weights that are not loaded yet or are packed already are skipped."""
         for name, parts in (("input_linear", PARTS[self.activation]), ("output_linear", 1)):
             weight = getattr(self, name)
             packed = None if weight.is_meta or name in self.packed else pack(weight, parts, bits)
@@ -41,10 +41,10 @@ class Experts(nn.Module):
 
 
 class SoftmaxRouter(nn.Module):
-    """A router whose weights are the softmax of the logits.
+    """A router that weights the experts that it chooses by the softmax of their logits.
 
-    softmax_first: whether the softmax is taken over all experts. Then the chosen experts' scores are divided by their
-    sum if `renormalise`. Otherwise it is taken over the chosen experts' logits, which is the same as renormalising.
+    softmax_first: true takes the softmax over all experts, after which `renormalise` divides the chosen experts' scores
+    by their sum. False takes the softmax over the chosen experts only, which is the same as renormalising.
     weight: [count, hidden].
     """
 
@@ -58,24 +58,26 @@ class SoftmaxRouter(nn.Module):
         self.packed: PackedWeight | None = None
 
     def forward(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return for x [T, hidden] the chosen experts, int32 [T, top_k], and their weights, float32 [T, top_k].
+        """Return the chosen experts, int32 [tokens, top_k], and their weights, float32 [tokens, top_k].
 
-        padding: bool [T], rows that get no experts; None if there are none.
+        x: hidden states, [tokens, hidden].
+        padding: bool [tokens], true for tokens that get no experts; None if each token gets experts.
         """
         return route(x, self.packed or self.weight, None, self.rule, padding)
 
     def pack(self, bits: int | None = None) -> None:
-        """Pack the weight as Linear.pack does. A router is never quantized, whatever `bits` is."""
+        """Pack the weight as Linear.pack does. The weight is never quantized, whatever `bits` is."""
         self.packed = pack_router(self.weight)
         if self.packed:
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
 
 
 class SigmoidRouter(nn.Module):
-    """A router whose weights are sigmoids of the logits.
+    """A router that weights the experts that it chooses by the sigmoid of their logits.
 
-    Experts are chosen within the best groups, by their scores plus a correction, which does not enter the weights.
-    weight: [count, hidden], e_score_correction_bias: [count], both float32. rule: one with sigmoid scores.
+    Experts are chosen within the best groups, by score plus a correction. The correction does not change the weights.
+    weight: float32 [count, hidden]. e_score_correction_bias: float32 [count].
+    rule: a routing rule with sigmoid scores.
     """
 
     def __init__(self, hidden: int, count: int, rule: RoutingRule) -> None:
@@ -87,11 +89,11 @@ class SigmoidRouter(nn.Module):
         self.packed: PackedWeight | None = None
 
     def forward(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the chosen experts and their weights, see SoftmaxRouter.forward."""
+        """Return the chosen experts and their weights, as SoftmaxRouter.forward does."""
         return route(x, self.packed or self.weight, self.e_score_correction_bias, self.rule, padding)
 
     def pack(self, bits: int | None = None) -> None:
-        """Pack the weight, see SoftmaxRouter.pack."""
+        """Pack the weight as Linear.pack does. The weight is never quantized, whatever `bits` is."""
         self.packed = pack_router(self.weight)
         if self.packed:
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
@@ -104,9 +106,9 @@ def read_sigmoid_rule(
     renormalise: tuple[str, ...] = ("norm_topk_prob",),
     groups: tuple[str, ...] = ("n_group",),
 ) -> RoutingRule:
-    """Read the rule of a SigmoidRouter.
+    """Read the routing rule of a SigmoidRouter from config.json.
 
-    renormalise, groups: the family's keys for these settings.
+    renormalise, groups: the keys that the family has for these two settings.
     """
     return RoutingRule(
         top_k=top_k,
@@ -119,7 +121,7 @@ def read_sigmoid_rule(
 
 
 def check_rule(count: int, rule: RoutingRule) -> None:
-    """Raise ModelError unless each token can get its experts from `count` experts, within the kept groups."""
+    """Raise ModelError unless the rule can choose its top_k of `count` experts, within the groups that it keeps."""
     if rule.top_k > count:
         raise ModelError(f"config.json: a token cannot have {rule.top_k} of {count} experts")
     if count % rule.groups:

@@ -20,11 +20,11 @@ class KdaSettings:
     """Sizes of a layer of Kimi Delta Attention."""
 
     hidden: int
-    heads: int  # of queries, keys and values alike
+    heads: int  # the same number for queries, keys and values
     width: int  # numbers per head
     kernel: int  # width of the convolution
     eps: float
-    state_dtype: torch.dtype  # of stored recurrent states; they are computed in float32
+    state_dtype: torch.dtype  # dtype of stored recurrent states; the computation is in float32
 
     @property
     def inner(self) -> int:
@@ -37,9 +37,9 @@ class KdaSettings:
 
     @property
     def rows(self) -> dict[str, slice]:
-        """Rows of in_proj, by the name of what they project to.
+        """The rows of in_proj that compute each of q, k, v, b, f_a and g_a.
 
-        f_a and g_a are the narrow inner layers of the decay's and of the gate's projection.
+        f_a and g_a have low rank: f_b_proj computes the decay from f_a, and g_b_proj computes the gate from g_a.
         """
         sizes = {"q": self.inner, "k": self.inner, "v": self.inner, "b": self.heads, "f_a": self.width}
         return rows_by_name(sizes | {"g_a": self.width})
@@ -53,9 +53,10 @@ class KdaSettings:
 
 
 class KdaMixer(nn.Module):
-    """The layer: in_proj → convolution → delta rule with a decay for each channel → norm and gate → o_proj.
+    """A layer: in_proj → convolution → delta rule with a decay for each channel → norm and gate → o_proj.
 
-    `index` counts the model's layers of this kind: the state tensors are pools.state[2·index] and the next.
+    index: the layer's number among the model's KDA layers, from 0. Its state tensors are pools.state[2·index] and
+    pools.state[2·index + 1].
     """
 
     def __init__(self, settings: KdaSettings, index: int, dtype: torch.dtype) -> None:
@@ -73,13 +74,13 @@ class KdaMixer(nn.Module):
 
     @cached_property
     def constants(self) -> KdaConstants:
-        """Constants of the kernels, computed on first use, which must be after loading."""
+        """Constants of the kernels, computed from the weights at first use. So the first use must be after loading."""
         taps, _ = self.conv1d.taps_and_bias()
         A, norm = -self.A_log.detach().exp(), self.o_norm.weight.detach().float()
         return KdaConstants(taps, self.dt_bias.detach(), A, norm, self.settings.eps)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
-        """Return the output [T, hidden] for hidden [T, hidden]; update the states."""
+        """Return the output [tokens, hidden] for hidden [tokens, hidden]; update the states."""
         s = self.settings
         projected, f_a, g_a = self.in_proj(hidden).split([s.channels + s.heads, s.width, s.width], dim=1)
         inputs = projected, self.f_b_proj(f_a), self.g_b_proj(g_a)

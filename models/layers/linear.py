@@ -1,4 +1,4 @@
-"""Projections and embeddings. Their weights are not initialised: a checkpoint fills them, then they may be packed."""
+"""Projections and embeddings. A checkpoint fills their weights, which may then be packed into a kernel's layout."""
 
 from collections.abc import Mapping
 from itertools import accumulate
@@ -40,21 +40,21 @@ class HeadLinear(nn.Module):
         self.packed: PackedHeads | None = None
 
     def forward(self, x: Tensor, passed: int = 0) -> Tensor:
-        """Project x [T, heads, inputs + passed] to [T, heads, outputs + passed].
+        """Project x [tokens, heads, inputs + passed] to [tokens, heads, outputs + passed].
 
         The last `passed` numbers of each head are copied unchanged.
         """
         return per_head.head_linear(x, self.packed or self.weight, passed)
 
     def pack(self, bits: int | None = None) -> None:
-        """Pack the weight as Linear.pack does. It is never quantized, whatever `bits` is."""
+        """Pack the weight as Linear.pack does. The weight is never quantized, whatever `bits` is."""
         self.packed = per_head.pack(self.weight)
         if self.packed:
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
 
 
 class Embedding(nn.Module):
-    """A table [vocab, hidden]. If it is tied, it is also the projection from hidden states to logits."""
+    """A table of embeddings [vocab, hidden]. A tied table is also the projection from hidden states to logits."""
 
     def __init__(self, vocab: int, hidden: int, tied: bool, dtype: torch.dtype) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Embedding(nn.Module):
     def pack(self, bits: int | None = None) -> None:
         """Pack a tied table as Linear.pack does, for `logits`.
 
-        The plain table is freed if rows can be looked up in the packed one too.
+        The plain table is freed if rows can also be looked up in the packed table.
         """
         self.packed = pack(self.weight, bits) if self.tied else None
         if self.packed and (isinstance(self.packed, QuantizedWeight) or self.packed.with_rows):
@@ -82,13 +82,16 @@ class Embedding(nn.Module):
 
 
 def rows_by_name(sizes: Mapping[str, int]) -> dict[str, slice]:
-    """Return the rows of each part of a projection that is several projections in one, given the parts' sizes."""
+    """Return the rows of each projection within one weight that joins several.
+
+    sizes: the number of rows of each projection by its name, in order.
+    """
     ends = accumulate(sizes.values())
     return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
 
 
 def pack(weight: Tensor, bits: int | None) -> PackedWeight | QuantizedWeight | None:
-    """Pack or quantize a weight; None if the plain weight is best."""
+    """Pack or quantize a weight; return None if the plain weight is best."""
     return dense.pack(weight) if bits is None else quantized.quantize(weight, bits)
 
 

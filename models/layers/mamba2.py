@@ -22,15 +22,15 @@ class Mamba2Settings:
     hidden: int
     heads: int
     width: int  # numbers per head
-    groups: int  # of heads that share their B and C
+    groups: int  # number of groups of heads; the heads of a group share B and C
     state: int  # the size of B and C
     kernel: int  # width of the convolution
     eps: float
     dt_limits: tuple[float, float]  # dt is clamped to this range
-    bias: bool  # of in_proj and, unless out_bias is given, of out_proj
+    bias: bool  # whether in_proj has a bias, and out_proj unless out_bias is given
     conv_bias: bool
-    state_dtype: torch.dtype  # of stored recurrent states; they are computed in float32
-    out_bias: bool | None = None  # of out_proj; None: as `bias`
+    state_dtype: torch.dtype  # dtype of stored recurrent states; the computation is in float32
+    out_bias: bool | None = None  # whether out_proj has a bias; None: the same as `bias`
     normed: bool = True  # whether there is a norm in addition to the gate
     norm_before_gate: bool = False
 
@@ -41,7 +41,7 @@ class Mamba2Settings:
         """Read the keys that hybrid models have for a mixer (mamba_n_heads, mamba_d_state, …).
 
         eps: the default of rms_norm_eps.
-        inner: heads · width, by which ModelError is raised for other sizes; None stands for mamba_expand · hidden_size.
+        inner: what heads · width must be, else ModelError is raised; None stands for mamba_expand · hidden_size.
         """
         hidden, heads = config.integer("hidden_size"), config.integer("mamba_n_heads", default=128)
         if inner is None:
@@ -88,7 +88,7 @@ class Mamba2Settings:
 
 
 class Conv1d(nn.Module):
-    """Weights of the depthwise convolution, [channels, 1, K] as checkpoints have them."""
+    """Weights of the depthwise convolution, [channels, 1, kernel] as in checkpoints; kernel: its width."""
 
     def __init__(self, channels: int, kernel: int, bias: bool, dtype: torch.dtype) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Conv1d(nn.Module):
         self.bias = nn.Parameter(torch.empty(channels, dtype=dtype)) if bias else None
 
     def taps_and_bias(self) -> tuple[Tensor, Tensor | None]:
-        """Return the weights as float32 [K, channels] and the bias as float32 [channels]."""
+        """Return the weights as float32 [kernel, channels] and the bias as float32 [channels]."""
         taps = self.weight.detach()[:, 0].t().contiguous().float()
         return taps, None if self.bias is None else self.bias.detach().float()
 
@@ -110,10 +110,11 @@ class GateNorm(nn.Module):
 
 
 class Mamba2Mixer(nn.Module):
-    """The layer: in_proj → convolution → recurrence → gate and norm → out_proj.
+    """A layer: in_proj → convolution → recurrence → gate and norm → out_proj.
 
-    `index` counts the model's Mamba layers: the state tensors are pools.state[2·index] and the next.
-    Rows of in_proj: z (inner), x (inner), B (groups·state), C (groups·state), dt (heads).
+    index: the layer's number among the model's Mamba-2 layers, from 0. Its state tensors are pools.state[2·index] and
+    pools.state[2·index + 1].
+    Rows of in_proj in order: z (inner), x (inner), B (groups·state), C (groups·state), dt (heads).
     """
 
     def __init__(self, settings: Mamba2Settings, index: int, dtype: torch.dtype) -> None:
@@ -130,14 +131,14 @@ class Mamba2Mixer(nn.Module):
 
     @cached_property
     def constants(self) -> MixerConstants:
-        """Constants of the kernels, computed on first use, which must be after loading."""
+        """Constants of the kernels, computed from the weights at first use. So the first use must be after loading."""
         taps, bias = self.conv1d.taps_and_bias()
         norm, s = None if self.norm is None else self.norm.weight.detach().float(), self.settings
         A, dt_bias, D = -self.A_log.detach().exp(), self.dt_bias.detach(), self.D.detach()
         return MixerConstants(taps, bias, dt_bias, A, D, norm, s.groups, s.eps, s.dt_limits, s.norm_before_gate)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
-        """Return the output [T, hidden] for hidden [T, hidden]; update the states."""
+        """Return the output [tokens, hidden] for hidden [tokens, hidden]; update the states."""
         mixed = step.mix(self.index, mixer_prefill, mixer_decode, self.constants, self.in_proj(hidden))
         output: Tensor = self.out_proj(mixed)
         return output

@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434), without positions."""
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434), without position encoding."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from baton.models.layers.norm import RMSNorm
 from baton.models.layers.step import BatchPlan
 
 EPS = 1e-6
-"""The epsilon of the norms of latents, which does not follow the model's rms_norm_eps."""
+"""The epsilon of the norms of latents. It does not depend on the model's rms_norm_eps."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LatentSettings:
     value: int  # numbers of a head's value
     rank: int
     query_rank: int | None  # the size of the latent from which queries are computed; None: from hidden states
-    bias: bool  # of the projections to latents, and of the output's
+    bias: bool  # whether the projections to latents and the output projection have a bias
 
     @property
     def stored(self) -> int:
@@ -47,14 +47,15 @@ class LatentSettings:
 
 
 class LatentAttention(nn.Module):
-    """The layer. All heads attend to one key per position: the latent, which is also the value, and the shared key.
+    """A layer of latent attention. All heads attend to the same key at each position: the latent and the shared key.
 
-    Since q·(W·c) = (Wᵀ·q)·c, the projection from latents to a head's keys is applied to its queries instead (k_b_proj),
-    and the projection to its values is applied to the attention's output (v_b_proj).
+    The latent is also the value. For a query q and a latent c, q·(W·c) = (Wᵀ·q)·c. So W, the projection from latents to
+    a head's keys, is applied to the queries instead (k_b_proj). The projection to values is applied to the output of
+    attention (v_b_proj).
     For a long prompt this is more arithmetic than computing each head's keys and values; for decoding it reads far less
     memory. Prompts are computed in the same way as decoding, so that a token's bits do not depend on how many tokens
     are in its batch.
-    `index` counts the model's attention layers: the pages are pools.pages[index].
+    index: the layer's number among the model's attention layers, from 0. Its latents are in pools.pages[index].
     """
 
     def __init__(self, settings: LatentSettings, index: int, dtype: torch.dtype) -> None:
@@ -75,7 +76,7 @@ class LatentAttention(nn.Module):
         self.o_proj = Linear(s.heads * s.value, s.hidden, s.bias, dtype)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
-        """Return the output [T, hidden] for hidden [T, hidden]; write the latents to the pages."""
+        """Return the output [tokens, hidden] for hidden [tokens, hidden]; write the latents to the pages."""
         s, pages = self.settings, step.pages
         if pages is None:
             raise ValueError("an attention layer needs page tensors in the pools")

@@ -1,4 +1,4 @@
-"""Feed-forward layers. They take a `step` only so that blocks can call them as they call mixtures of experts."""
+"""Feed-forward layers. They ignore `step`: it is there so that blocks can call them like mixtures of experts."""
 
 import torch
 from torch import Tensor, nn

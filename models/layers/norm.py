@@ -15,5 +15,5 @@ class RMSNorm(nn.Module):
         self.eps, self.offset = eps, offset
 
     def forward(self, residual: Tensor, x: Tensor | None, multiplier: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return residual + multiplier·x (the residual itself if x is None), and the norm of that: [T, size] each."""
+        """Return residual + multiplier·x (only residual if x is None), and the norm of this sum: [rows, size] each."""
         return add_rms_norm(residual, x, self.weight, self.eps, multiplier, self.offset)

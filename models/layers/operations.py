@@ -1,4 +1,4 @@
-"""The kernel operations that a model needs: only these are compiled when a server first starts with it."""
+"""The kernel operations that a model needs: only these are compiled when a server first starts with that model."""
 
 from torch import nn
 
@@ -25,6 +25,6 @@ BY_LAYER: dict[type[nn.Module], frozenset[str]] = {
 
 
 def operations(model: Model, bits: int | None) -> frozenset[str]:
-    """Return the operations of a model, as names of folders in kernels/. bits: see load_model."""
+    """Return the operations that a model needs, as names of folders in kernels/. bits: see load_model."""
     layers = {type(layer) for layer in model.modules()} if isinstance(model, nn.Module) else set()
     return COMMON.union(*(BY_LAYER.get(layer, ()) for layer in layers), () if bits is None else {"linear.quantized"})

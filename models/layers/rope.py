@@ -11,7 +11,7 @@ from baton.models.config import ModelConfig, ModelError
 
 @dataclass(frozen=True)
 class Rotation:
-    """Cosines and sines for a step's positions: float32 [T, 1, width], with RotationSettings' width."""
+    """Cosines and sines for the positions of a step: float32 [tokens, 1, RotationSettings.width]."""
 
     cos: Tensor
     sin: Tensor
@@ -19,13 +19,13 @@ class Rotation:
 
 @dataclass(frozen=True)
 class RotationSettings:
-    """How positions are encoded."""
+    """Settings of the position encoding."""
 
-    width: int  # the first so many numbers of each head are rotated, the others are unchanged
+    width: int  # how many numbers of each head are rotated, from the first on; the rest is unchanged
     theta: float  # the base of the angles
 
     def of(self, positions: Tensor) -> Rotation:
-        """Return the rotation for positions, int64 [T]."""
+        """Return the rotation for positions, int64 [tokens]."""
         exponent = torch.arange(0, self.width, 2, dtype=torch.float32, device=positions.device) / self.width
         angle = positions[:, None].float() * self.theta**-exponent
         angle = torch.cat([angle, angle], dim=-1)[:, None]
@@ -35,8 +35,8 @@ class RotationSettings:
 def read_rotation(config: ModelConfig, head_dim: int, share: float = 1.0) -> RotationSettings:
     """Read rope_theta and partial_rotary_factor, from rope_scaling, from rope_parameters, or from the top level.
 
-    share: the default of partial_rotary_factor, the part of a head that is rotated.
-    ModelError for scaled rotations, for rotations that differ by the kind of layer, and for an odd width.
+    share: the default of partial_rotary_factor, the share of a head's numbers that is rotated.
+    Raises ModelError for scaled rotations, for rotations that differ by the kind of layer, and for an odd width.
     """
     nested: dict[str, Any] = {}
     for name in ("rope_parameters", "rope_scaling"):

@@ -14,10 +14,10 @@ from baton.models.layers.rope import Rotation
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """A batch, divided into the tokens of prompts, by segments, and the tokens of decoding rows, one per row."""
+    """A batch, divided into prompt tokens, in one segment per row, and the tokens of decoding rows, one per row."""
 
     pools: Pools
-    prefilled: int  # the first so many tokens belong to prompts
+    prefilled: int  # the number of prompt tokens, which come first
     prefill: PrefillPlan | None
     decode: Decode | None
     pages: PagePlan | None
@@ -25,7 +25,7 @@ class BatchPlan:
 
     @property
     def padding(self) -> Tensor | None:
-        """Rows of padding, bool [T], in a step that only decodes; None if there are none."""
+        """The mask of padding rows, bool [rows], in a step that only decodes; None if no row is padding."""
         return self.decode.padding if self.decode and not self.prefill else None
 
     def mix(
@@ -38,10 +38,11 @@ class BatchPlan:
     ) -> Tensor:
         """Run a recurrent layer's kernels over the batch: `prefill` for prompts and `decode` for decoding rows.
 
-        index: counts the model's recurrent layers; the state tensors are pools.state[2·index] and the next.
-        constants: the layer's, handed to the kernels.
-        inputs: projected hidden states, [T, …] each.
-        Returns the kernels' output, [T, inner].
+        index: the layer's number among the model's recurrent layers, from 0. Its state tensors are pools.state[2·index]
+            and pools.state[2·index + 1].
+        constants: the layer's constants, which the kernels get.
+        inputs: projected hidden states, [tokens, …] each.
+        Returns the kernels' output, [tokens, inner].
         """
         pools = self.pools.state[2 * index : 2 * index + 2]
         mixed = list[Tensor]()
@@ -55,10 +56,10 @@ class BatchPlan:
 def plan_batch(
     batch: Batch, pools: Pools, chunk_size: int, kernel: int, rotate: Callable[[Tensor], Rotation] | None = None
 ) -> BatchPlan:
-    """Plan a step.
+    """Compute the plan of a step.
 
-    chunk_size: the model's, by which prompts are computed.
-    kernel: the width of its convolutions.
+    chunk_size: how many tokens of a prompt the model's kernels compute together.
+    kernel: the width of the model's convolutions.
     rotate: returns the rotation for positions; None if the model does not encode positions.
     """
     prefill, pages = batch.prefill, batch.pages
@@ -82,7 +83,7 @@ def _plan_prefill(prefill: Prefill, chunk_size: int, kernel: int, device: torch.
 
 
 def _plan_pages(batch: Batch, page_size: int) -> PagePlan:
-    """Plan attention for a batch with prompts, and with decoding rows as segments of one token."""
+    """Plan attention for a batch with prompts. Each decoding row becomes a segment of one token."""
     offsets, starts, tables = [torch.zeros(1, dtype=torch.int64)], list[Tensor](), list[Tensor]()
     prompts, longest, device = 0, 0, batch.tokens.device
     if batch.prefill:
@@ -103,7 +104,7 @@ def _plan_pages(batch: Batch, page_size: int) -> PagePlan:
 
 
 def _plan_rows(rows: Decode, page_size: int) -> PagePlan:
-    """Plan attention for a batch of decoding rows only. It runs for every token, so it is shorter than _plan_pages."""
+    """Plan attention for decoding rows only. Each decoding step runs this function, and _plan_pages would be slower."""
     offsets = torch.arange(len(rows.slots) + 1, device=rows.slots.device)
     page = rows.page_table.gather(1, (rows.positions // page_size)[:, None])[:, 0].long()
     places = page * page_size + rows.positions % page_size
@@ -111,6 +112,6 @@ def _plan_rows(rows: Decode, page_size: int) -> PagePlan:
 
 
 def _stack(tables: list[Tensor]) -> Tensor:
-    """Join page tables, padded to the width of the widest. The padding is never read."""
+    """Join page tables, after padding each to the width of the widest. The padding is never read."""
     width = max(table.shape[1] for table in tables)
     return torch.cat([torch.nn.functional.pad(table, (0, width - table.shape[1])) for table in tables])

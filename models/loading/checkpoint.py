@@ -1,4 +1,4 @@
-"""Loading of a model from a checkpoint folder: the families, and the order of the steps."""
+"""Loading of a model from a checkpoint folder: the supported families, and the order of the steps of loading."""
 
 import math
 from collections.abc import Callable
@@ -51,8 +51,8 @@ def load_model(
     dtype: the dtype of the weights, float32 or bfloat16; None for the checkpoint's own.
     on_progress: called with (bytes read, bytes in total).
     on_built: called with the model before any weight is read.
-    before_packing: called before weights are packed into the layout of the available kernels: after reading, or before
-        it if `bits` is given.
+    before_packing: called before weights are packed into the layout of the available kernels. That is after all weights
+        have been read; or, if `bits` is given, before any is read.
     state_dtype: the dtype in which recurrent states are stored, float32 or bfloat16.
     bits: 8 or 4 quantizes each projection's weight to integers when it is read, so that loading needs no more memory
         than the result and one tensor; None does not quantize.
@@ -85,7 +85,7 @@ def random_model(
     state_dtype: torch.dtype = torch.float32,
     bits: int | None = None,
 ) -> Model:
-    """Build the model of this config.json with random weights, for tests and benchmarks.
+    """Build a model with random weights from the values of a config.json, for tests and benchmarks.
 
     state_dtype, bits: see load_model.
     """
@@ -100,7 +100,7 @@ def random_model(
 
 
 def check_folder(path: Path) -> None:
-    """Raise ModelError unless `path` is a folder; the message for a hub id differs from that for a mistyped path."""
+    """Raise ModelError unless `path` is a folder. The message for a hub id says how to download the model."""
     if path.is_dir():
         return
     if len(path.parts) == 2 and not path.is_absolute() and path.parts[0] not in (".", ".."):
@@ -112,7 +112,7 @@ def check_folder(path: Path) -> None:
 
 
 def find_family(config: ModelConfig) -> Family:
-    """Return the family of config.json's model_type. ModelError if it is not supported."""
+    """Return the family of config.json's model_type. Raises ModelError if Baton does not support it."""
     name = config.values.get("model_type")
     if name not in FAMILIES:
         known = ", ".join(family for family in FAMILIES if family != "hash")
@@ -123,7 +123,7 @@ def find_family(config: ModelConfig) -> Family:
 def build_model(family: Family, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Model:
     """Build the model without weights, on the meta device.
 
-    ModelError for a setting that is not supported, and for a model without a recurrent state.
+    Raises ModelError for a setting that is not supported, and for a model without a recurrent state.
     """
     with torch.device("meta"):
         model = family.build(config, dtype, state_dtype)
@@ -139,7 +139,7 @@ def _pack(model: nn.Module) -> None:
 
 
 def _random(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Return random values as in Mamba-2's initialisation, with which states neither vanish nor grow."""
+    """Return random values as in Mamba-2's initialisation, so that states neither vanish nor grow."""
     leaf, empty = name.rpartition(".")[2], torch.empty(shape, device=generator.device)
     if leaf == "A_log":
         return empty.uniform_(1, 16, generator=generator).log()

@@ -15,7 +15,7 @@ from baton.models.loading.shards import StoredTensor, find_shards, read_headers
 def checkpoint_dtype(path: Path, config: ModelConfig) -> torch.dtype:
     """Return the dtype of the checkpoint in folder `path`, see dtype_of.
 
-    The headers of its files are read only if config.json names no dtype.
+    The headers of the weight files are read only if config.json names no dtype.
     """
     stored: list[StoredTensor] = []
     if config.dtype() is None:
@@ -25,9 +25,9 @@ def checkpoint_dtype(path: Path, config: ModelConfig) -> torch.dtype:
 
 
 def dtype_of(config: ModelConfig, stored: Sequence[StoredTensor]) -> torch.dtype:
-    """Return the dtype that config.json names, else bfloat16 if most bytes of the files that are not FP8 are bfloat16.
+    """Return the dtype that config.json names, else bfloat16 if most bytes of the files are bfloat16, else float32.
 
-    Otherwise float32, which holds all other types exactly.
+    FP8 tensors do not count. float32 holds the values of all other dtypes exactly.
     """
     sizes = Counter[str]()
     for tensor in stored:

@@ -64,7 +64,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class ReadParameter:
-    """The values of a parameter."""
+    """A parameter's values, as read from the files."""
 
     name: str
     tensor: Tensor
@@ -81,7 +81,7 @@ def sources_of(parameters: Mapping[str, nn.Parameter], fillings: list[Filling]) 
 
 
 def _read(reader: "Reader", sources: list[Sources], parallel: bool) -> Iterator["ReadParameter"]:
-    """Read each parameter: in parallel, unless they are quantized, so that only one is in memory unquantized."""
+    """Read the parameters in parallel, or one by one if they are quantized: then only one is in memory unquantized."""
     return in_threads(reader.read, sources, THREADS) if parallel else map(reader.read, sources)
 
 
@@ -94,7 +94,7 @@ class Reader:
     device: torch.device
 
     def read(self, sources: Sources) -> ReadParameter:
-        """Read a parameter from its sources. ModelError if a value is not finite."""
+        """Read a parameter from its sources. Raises ModelError if a value is not finite."""
         empty = sources.empty
         parameter, size = torch.empty(empty.shape, dtype=empty.dtype, device=self.device), 0
         for stored, piece in sources.parts:
@@ -112,7 +112,7 @@ class Reader:
             raise ModelError(f"config.json sets tie_word_embeddings, but {head.name} differs from {table.name}")
 
     def _values(self, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
-        """Return a tensor's values, to be copied: a view of the file, or of a scaled tensor its dequantized values."""
+        """Return a stored tensor's values: a view of the file, or dequantized values if the tensor has a scale."""
         values, pair = self.shards.view(stored), self.scaled.get(stored.name)
         return values if pair is None else dequantize(values, self.shards.view(pair.scale), pair.block, dtype)
 

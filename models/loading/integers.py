@@ -24,7 +24,7 @@ def bytes_saved(model: nn.Module, bits: int) -> int:
 
 
 def matrices_of(model: nn.Module) -> Iterator[tuple[nn.Parameter, int, int, int]]:
-    """Yield the weights that are quantized: each with the number of its matrices, and their outputs and inputs."""
+    """Yield (weight, number of its matrices, outputs of a matrix, inputs of a matrix) for each quantized weight."""
     for module in model.modules():
         if isinstance(module, Linear) or (isinstance(module, Embedding) and module.tied):
             yield module.weight, 1, *module.weight.shape

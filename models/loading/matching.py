@@ -23,12 +23,12 @@ def match(
     config: ModelConfig,
     scaled: Collection[str] = (),
 ) -> tuple[list[Filling], StoredTensor | None]:
-    """Return what each tensor fills, without tensors that the family leaves out, and the head of a tied model, if the
-    files contain one (None otherwise).
+    """Return what each tensor fills, except tensors that the family leaves out. If the model is tied and the files
+    contain a head, also return that head; else None.
 
-    parameters: the model's, on the meta device.
+    parameters: the model's parameters by name, on the meta device.
     scaled: names of the tensors that have a scale.
-    ModelError lists everything that does not fit.
+    Raises ModelError, which lists everything that does not fit.
     """
     fillings, repeated = list[Filling](), None
     surplus, misshapen, unreadable = list[str](), list[str](), list[str]()
@@ -65,7 +65,7 @@ def match(
 
 
 def _places(pieces: list[Piece], parameters: dict[str, nn.Parameter]) -> list[Tensor] | None:
-    """Return the part of its parameter that each piece fills; None if there is none, e.g. for one expert too many."""
+    """Return the view of its parameter that each piece fills; None if a piece has none, such as an expert too many."""
     try:
         return [piece.place(parameters[piece.parameter].detach()) for piece in pieces]
     except (KeyError, IndexError):
@@ -91,7 +91,7 @@ def _misfits(
 
 
 def _shape_taken(piece: Piece, tensor: StoredTensor) -> tuple[int, ...] | None:
-    """Return the shape of the part that a piece takes; None if the tensor has no such part."""
+    """Return the shape of the part that a piece takes from the tensor; None if the tensor has no such part."""
     if piece.take is whole:
         return tuple(tensor.shape)
     try:
@@ -101,10 +101,10 @@ def _shape_taken(piece: Piece, tensor: StoredTensor) -> tuple[int, ...] | None:
 
 
 def _gaps(parameters: dict[str, nn.Parameter], filled: dict[str, list[Tensor]], fillings: list[Filling]) -> list[str]:
-    """Return descriptions of the parameters of which some elements are filled never or more than once."""
+    """Describe each parameter with elements that are not filled, or are filled more than once."""
     found = []
     for name, parts in filled.items():
-        # The views of a parameter are equal or disjoint, so with the right sum it is enough that all are different.
+        # Views of a parameter are equal or disjoint. If all differ and their sizes add up, each element is filled once.
         views = {(part.storage_offset(), part.shape, part.stride()) for part in parts}
         count, size = sum(part.numel() for part in parts), parameters[name].numel()
         if count == size and len(views) == len(parts):

@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 def in_threads(work: Callable[[Item], Result], items: Sequence[Item], count: int) -> Iterator[Result]:
     """Yield work(item) for each item, in the order of completion.
 
-    The first error is raised here, once the items that are in progress are done; no further items are begun.
+    Raises the first error of a thread, once the items that are in progress are done; no further items are begun.
     """
     todo, done, stop = SimpleQueue[Item](), SimpleQueue[Result | BaseException](), Event()
     for item in items:

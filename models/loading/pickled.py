@@ -19,14 +19,14 @@ from baton.models.config import ModelError
 STORAGES = {"FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16", "DoubleStorage": "F64"}
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}
 LOCAL_HEADER = 30
-"""Bytes before a member's name in a zip; the last four are the lengths of the name and of the extra field."""
+"""Bytes of a zip member's header before its name. The last four are the lengths of the name and the extra field."""
 
 
 @dataclass(frozen=True)
 class Storage:
     """The bytes file[start:stop], which hold one tensor or several."""
 
-    dtype: str  # as safetensors names it
+    dtype: str  # name of the dtype in safetensors, such as BF16
     start: int
     stop: int
 
@@ -36,13 +36,13 @@ class PickledTensor:
     """A tensor in row-major order, whose bytes are file[start:stop]."""
 
     shape: tuple[int, ...]
-    dtype: str  # as safetensors names it
+    dtype: str  # name of the dtype in safetensors, such as BF16
     start: int
     stop: int
 
 
 def read_pickled(file: Path) -> dict[str, PickledTensor]:
-    """Return the tensors of a state dict by name. ModelError for anything else, and for a damaged file."""
+    """Return the tensors of a state dict by name. Raises ModelError for any other content, and for a damaged file."""
     try:
         with zipfile.ZipFile(file) as archive, file.open("rb") as plain:
             places = dict(_places(archive, plain))
@@ -75,7 +75,7 @@ def read_pickled(file: Path) -> dict[str, PickledTensor]:
 
 
 def _places(archive: zipfile.ZipFile, plain: IO[bytes]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the name, and the beginning and end in the file, of each member that is stored uncompressed."""
+    """Yield (name, (start, stop)) for each uncompressed member of the zip: its bytes are file[start:stop]."""
     length = plain.seek(0, SEEK_END)
     for info in archive.infolist():
         if info.compress_type != zipfile.ZIP_STORED:
@@ -89,9 +89,9 @@ def _places(archive: zipfile.ZipFile, plain: IO[bytes]) -> Iterator[tuple[str, t
 
 
 class Description(pickle.Unpickler):
-    """A reader of pickles that may describe nothing but tensors.
+    """A reader of pickles that accepts descriptions of tensors only.
 
-    storages: beginning and end in the file of each storage, by key.
+    storages: (start, stop) in the file for each storage, by its key.
     """
 
     def __init__(self, stream: IO[bytes], storages: dict[str, tuple[int, int]]) -> None:

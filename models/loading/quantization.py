@@ -15,20 +15,20 @@ from baton.models.config import ModelConfig, ModelError
 from baton.models.loading.shards import StoredTensor, listed
 
 SCALES = ("_scale_inv", "_scale")
-"""Suffixes of a weight's name in the name of its scale. Despite "_inv", both are factors of the weight's values."""
+"""Suffixes of a weight's name in the name of its scale. Despite "_inv", weights are multiplied by either scale."""
 OF_ACTIVATIONS = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale")
 SCALE_DTYPES = ("F64", "F32", "F16", "BF16")
 FP8, ROWS_AT_ONCE = "F8_E4M3", 128
 COMPRESSED, MIXED = ("float-quantized", "naive-quantized"), "mixed-precision"
-"""compressed-tensors' formats that are supported, and the format in which each group of layers has its own."""
+"""The supported formats of compressed-tensors, and its format for files in which each group of layers has its own."""
 SUPPORTED = "only FP8 (e4m3, of modelopt, compressed-tensors and fp8), float32 and bfloat16 weights are"
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a checkpoint's weights are scaled. Which of them are follows from the files: those that are e4m3."""
+    """The way in which a checkpoint's weights are scaled. Exactly the weights of dtype e4m3 have scales."""
 
-    method: str  # as config.json calls it
+    method: str  # the method's name in config.json
     block: tuple[int, int] | None  # rows and columns that share a scale; None: weights are scaled by row or as a whole
 
 
@@ -41,9 +41,9 @@ class Scaled:
 
 
 def read_quantization(path: Path, config: ModelConfig) -> Quantization | None:
-    """Read config.json's quantization_config, or hf_quant_config.json. None if the weights are not quantized.
+    """Read config.json's quantization_config, or hf_quant_config.json. Returns None if weights are not quantized.
 
-    ModelError for anything but the FP8 formats that are supported.
+    Raises ModelError for anything but the FP8 formats that are supported.
     """
     values = config.values.get("quantization_config") or _hf_quant_config(path)
     if not values:
@@ -61,7 +61,7 @@ def read_quantization(path: Path, config: ModelConfig) -> Quantization | None:
 
 
 def _hf_quant_config(path: Path) -> dict[str, Any] | None:
-    """Return modelopt's own file in the form of quantization_config. Older exports have only this file."""
+    """Return hf_quant_config.json in the form of quantization_config. Older exports of modelopt have only this file."""
     file = path / "hf_quant_config.json"
     if not file.is_file():
         return None
@@ -73,7 +73,7 @@ def _hf_quant_config(path: Path) -> dict[str, Any] | None:
 
 
 def _modelopt(values: Mapping[str, Any]) -> Quantization:
-    """Read modelopt's settings. If quant_algo is missing, only the KV cache is quantized there; Baton's is not."""
+    """Read modelopt's settings. Without quant_algo, they concern only the KV cache, which Baton does not quantize."""
     values = values.get("quantization") or values
     layers = _objects(values, "quantized_layers")
     algorithms = {layer.get("quant_algo") for layer in layers} or {values.get("quant_algo")}
@@ -107,13 +107,13 @@ def _compressed(values: Mapping[str, Any]) -> Quantization:
 
 
 def _objects(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the objects in the object of this name; none if it is null. ModelError for other values."""
+    """Return the objects in the object `name`; [] if that is null. Raises ModelError for other values."""
     found = _object(values, name)
     return [_object(found, key) for key in found]
 
 
 def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the object of this name, an empty one if it is null. ModelError for another value."""
+    """Return the object `name`, or an empty one if it is null. Raises ModelError for other values."""
     value = values.get(name) or {}
     if not isinstance(value, Mapping):
         raise ModelError(f"quantization_config: {name} should be an object, not {value!r}")
@@ -131,10 +131,10 @@ def _block(value: object) -> tuple[int, int] | None:
 def pair_scales(
     stored: list[StoredTensor], quantization: Quantization | None
 ) -> tuple[list[StoredTensor], dict[str, Scaled]]:
-    """Separate scales from weights: return the tensors that are not scales, and the scale of each that has one.
+    """Separate scales from weights: return the tensors that are not scales, and the scales by the names of the weights.
 
-    Scales of activations, keys and values are left out. ModelError names FP8 weights without a scale, and scales whose
-    dtype or shape does not fit.
+    Scales of activations, keys and values are left out. Raises ModelError for an FP8 weight without a scale, and for a
+    scale with an unsuitable dtype or shape.
     """
     if quantization is None:
         return stored, {}
@@ -157,7 +157,7 @@ def pair_scales(
 
 
 def _fits(weight: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int] | None) -> bool:
-    """Return whether a scale of this shape has one value for the weight, one per row, or one per block."""
+    """Return whether a scale of this shape has one value for the whole weight, one per row, or one per block."""
     if len(weight) < 2:
         return False
     if math.prod(scale) == 1 or scale in (weight[:-1], (*weight[:-1], 1)):
@@ -179,7 +179,7 @@ def dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int] | None, dty
 
 
 def _factors(shape: torch.Size, scale: Tensor, block: tuple[int, int] | None) -> tuple[int, Iterable[Tensor]]:
-    """Return the number of rows to process at a time, and the factors for each such part of the weight."""
+    """Return how many rows to process at a time, and the factors for each of these groups of rows."""
     if scale.numel() == 1:
         return ROWS_AT_ONCE, repeat(scale.reshape(()))
     if scale.shape in (shape[:-1], (*shape[:-1], 1)):

@@ -27,7 +27,7 @@ DTYPES = {
 LFS_POINTER = b"version "
 
 with warnings.catch_warnings():
-    # torch warns once per process about read-only memory, such as that of mapped files. This is that one warning.
+    # torch warns once per process about read-only memory, such as mapped files. Use up that warning here, unseen.
     warnings.simplefilter("ignore")
     torch.frombuffer(b"0", dtype=torch.uint8)
 
@@ -39,7 +39,7 @@ class StoredTensor:
     file: Path
     name: str
     shape: tuple[int, ...]
-    dtype: str  # as safetensors names it
+    dtype: str  # name of the dtype in safetensors, such as BF16
     start: int = 0
     stop: int = 0
 
@@ -47,9 +47,9 @@ class StoredTensor:
 def find_shards(path: Path) -> list[Path]:
     """Return a checkpoint's safetensors files, or torch.save's files if there are none.
 
-    For each kind: the single file if there is one, else the files that an index names, else all files. That is
-    transformers' order; an index may be left over from an older checkpoint. ModelError if there are no files, or if
-    files that the index names are missing.
+    For each kind: the single file if there is one, else the files that an index names, else all files. As in
+    transformers, the single file comes first, because an index may be left over from an older checkpoint.
+    Raises ModelError if there are no files, or if files that the index names are missing.
     """
     for stem, pattern in (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin")):
         if (path / stem).is_file():
@@ -63,7 +63,7 @@ def find_shards(path: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[Path]:
-    """Return the files that an index names. ModelError if they are missing or outside of the index's folder."""
+    """Return the files that an index names. Raises ModelError if one is missing or outside of the index's folder."""
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         files = sorted(index.parent / name for name in names)
@@ -79,7 +79,7 @@ def _indexed(index: Path) -> list[Path]:
 
 
 def read_headers(files: Sequence[Path]) -> list[StoredTensor]:
-    """Return every tensor of the files. ModelError for a damaged file, and for a name that two files contain."""
+    """Return the tensors of the files. Raises ModelError if a file is damaged, or if two contain the same name."""
     stored: dict[str, StoredTensor] = {}
     for file in files:
         for tensor in _read_pickled(file) if file.suffix == ".bin" else _read_header(file):
@@ -123,7 +123,7 @@ def _stored(file: Path, begin: int, name: str, entry: dict[str, Any]) -> StoredT
 
 
 def _check(file: Path) -> None:
-    """Let safetensors check the header's dtypes, shapes and offsets. ModelError if they are inconsistent."""
+    """Let safetensors check the header's dtypes, shapes and offsets. Raises ModelError if they are inconsistent."""
     try:
         # Use numpy: safetensors' torch backend maps the file writable, which fails for files larger than free memory.
         with safe_open(file, framework="np", device="cpu"):
@@ -140,7 +140,7 @@ class MappedShards:
         self._lock = Lock()
 
     def view(self, stored: StoredTensor) -> Tensor:
-        """Return a tensor's values, to be copied; valid until `release`."""
+        """Return a tensor's values, usually as a view of the file. The caller must copy them before `release`."""
         size = stored.stop - stored.start
         if not size:
             return torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
@@ -150,7 +150,7 @@ class MappedShards:
         return data.view(DTYPES[stored.dtype]).view(stored.shape)
 
     def release(self, stored: StoredTensor) -> None:
-        """Give up a tensor's pages: they no longer count as this process's memory, but may stay in the page cache."""
+        """Release a tensor's memory pages: they no longer count as this process's, but may stay in the page cache."""
         first = stored.start // mmap.PAGESIZE * mmap.PAGESIZE
         if stored.stop > first:
             self._map(stored.file).madvise(mmap.MADV_DONTNEED, first, stored.stop - first)

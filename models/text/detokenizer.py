@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
-# A UTF-8 character has at most 4 bytes, so at most 3 tokens can follow the one that began it.
+# A UTF-8 character has at most 4 bytes, so at most 3 further tokens complete a character that a token has begun.
 MAX_HELD = 3
-# A window of more than WINDOW tokens is cut back to about CONTEXT tokens, the context for decoding new ones.
+# New tokens are decoded with a window of recent tokens. Above WINDOW tokens, it is cut back to about CONTEXT.
 WINDOW = 16
 CONTEXT = 8
-# At most this many tokens at the end of the prompt are used.
+# At most this many tokens from the end of the prompt are used as context.
 PROMPT = 64
 
 
@@ -16,11 +16,11 @@ class Detokenizer:
     """A converter from a stream of tokens to text, which is returned as soon as it can no longer change.
 
     The tokenizer's `decode` need not be additive: it may drop leading spaces, and several tokens' bytes may form one
-    character. So new tokens are decoded together with a window of earlier ones, at first the end of the prompt. A
-    character of which only some bytes have arrived is held back for at most MAX_HELD further tokens. The work per token
-    does not depend on the length of the stream. For well-formed text, all pushes and the flush together return
-    decode(prompt + output) without decode(prompt); a character begun by the prompt and completed by the output belongs
-    to the output.
+    character. So new tokens are decoded together with a window of earlier tokens; at first, the window is the end of
+    the prompt. A character of which only some bytes have arrived is held back for at most MAX_HELD further tokens. The
+    work per token does not depend on the length of the stream. For well-formed text, all pushes and the flush together
+    return decode(prompt + output) without decode(prompt) at its beginning. A character that the prompt begins and the
+    output completes belongs to the output.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt_tail: Sequence[int]) -> None:
@@ -29,13 +29,13 @@ class Detokenizer:
         begun = next((n for n in range(MAX_HELD + 1) if not decode(tail[: len(tail) - n]).endswith(REPLACEMENT)), 0)
         whole = self._start(tail[: len(tail) - begun])
         self._window = whole + tail[len(tail) - begun :]
-        # Index in the window after the last whole character that precedes the newest text.
+        # Index in the window: tokens from here on make the newest text, and those before it end with a whole character.
         self._whole = len(whole)
-        # The part of decode(window) that has been shown. After its prefix `_sure` it consists of U+FFFD only, which
-        # later tokens may turn into characters.
+        # The part of decode(window) that has been shown. It is `_sure`, followed by U+FFFD only, which later tokens may
+        # turn into characters.
         self._seen = decode(self._window)
         self._sure = max(decode(whole), self._seen.rstrip(REPLACEMENT), key=len)
-        self._held = 0  # tokens since the character that is held back began
+        self._held = 0  # number of tokens that are held back as an incomplete character
 
     def push(self, ids: Sequence[int]) -> str:
         """Add tokens and return the new text that is safe to show."""
@@ -49,7 +49,7 @@ class Detokenizer:
         return new
 
     def _start(self, tail: list[int]) -> list[int]:
-        """Return the end of the prompt: long enough to have text, and beginning between characters if possible."""
+        """Return the last tokens of the prompt: enough to have text, beginning between two characters if possible."""
         size = CONTEXT
         while size < len(tail) and not self._decode(tail[-size:]):
             size *= 2
@@ -72,10 +72,10 @@ class Detokenizer:
             return self._show(text, len(decided))
         if self._held <= MAX_HELD:
             return ""
-        # These bytes are not a character. The last one may begin one, so it stays held back for further tokens.
+        # The held bytes are not a character. The last byte may begin one, so it stays held back for further tokens.
         self._held = 1
         if not text.startswith(self._seen):
-            # Byte-fallback decoders replace all characters in a run of bytes when one byte is wrong.
+            # One wrong byte makes byte-fallback decoders replace all characters in a run of bytes, even shown ones.
             self._seen = text
             self._cut(text)
             return REPLACEMENT
@@ -86,7 +86,7 @@ class Detokenizer:
         new = text[self._shown(text) :]
         self._held = 0
         if not new and text:
-            # A token without text, such as a special token, is no use as context.
+            # A token without text, such as a special token, is useless as context.
             self._window.pop()
             return new
         self._sure = self._seen = text
@@ -99,7 +99,7 @@ class Detokenizer:
         return new
 
     def _shown(self, text: str) -> int:
-        """Return how much of `text` was shown. If a shown U+FFFD has become a character, that character is new text."""
+        """Return the length of the shown part of `text`. A U+FFFD that has become a character counts as not shown."""
         revised = not text.startswith(self._seen) and text.startswith(self._sure)
         return len(self._sure if revised else self._seen)
 
@@ -113,7 +113,7 @@ class Detokenizer:
         return new
 
     def _cut(self, text: str) -> None:
-        """Shorten a window that never ends with a whole character. Text that is held back stays held back."""
+        """Shorten a long window that ends inside a character. Text that is held back stays held back."""
         if len(self._window) <= WINDOW:
             return
         held = len(text) - len(self._seen)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-MAX_BYTES = 16 * 2**20  # of cached pieces
+MAX_BYTES = 16 * 2**20  # most memory for cached pieces
 ENTRY_BYTES = 250  # memory of a cached piece in addition to its tokens
 
 
@@ -26,11 +26,11 @@ class Encoded:
 
 
 class PieceEncoder:
-    """An encoder of texts, without the tokens that a tokenizer may add around a text, with a cache of pieces.
+    """An encoder of texts with a cache of pieces. It omits tokens that a tokenizer may add around a text, such as BOS.
 
-    A text is cut before added tokens. The tokenizer finds these before anything else and encodes the text on both sides
-    of one separately, so the pieces' tokens, joined, are those of the whole text. Cuts are made only at those of
-    `marks` for which this is certain, see `places_to_cut`.
+    A text is cut into pieces before added tokens. The tokenizer finds added tokens before anything else, and encodes
+    the text on both sides of each separately. So the tokens of the pieces, joined, are the tokens of the whole text.
+    Cuts are made only at those of `marks` for which the search is certain to work, see `places_to_cut`.
     Each salt has its own cache entries, so that response times reveal nothing about texts under another salt. Safe to
     use from several threads.
     """
@@ -107,8 +107,8 @@ def places_to_cut(tokenizer: Tokenizer) -> set[str]:
     """Return the added tokens that the tokenizer is certain to find wherever they occur in a text.
 
     Before anything else, the tokenizer searches for the added tokens that are not normalized: from left to right, and
-    for the longest one at each place. So a token is found everywhere unless another one can begin further left and
-    overlap it, or is longer and begins with it.
+    for the longest one at each place. So a token is found everywhere unless another token can begin further left
+    and overlap it, or is longer and begins with it.
     """
     first = [token for token in tokenizer.get_added_tokens_decoder().values() if not token.normalized]
     if any(token.lstrip or token.rstrip or token.single_word or not token.content for token in first):

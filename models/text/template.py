@@ -16,10 +16,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # transformers uses the same text, and some templates look for it.
 END_OF_FINAL_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "
-# Texts of probe chats, by which a template's behaviour is found out.
+# Texts of probe chats, which are rendered to find out how a template behaves.
 PARTS = ("the first part", "the second part")
 LATER = "said later"
-# Names of a message's reasoning, in order of precedence.
+# Fields in which a message may have its reasoning, in order of precedence.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -47,21 +47,22 @@ class GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """The templates of a checkpoint by name. "default" is used, or for a chat with tools "tool_use", if there is one.
+    """The templates of a checkpoint by name. A chat uses "default"; a chat with tools uses "tool_use" if that exists.
 
     Templates see the same values as in transformers: `tools` and `documents` are None if absent, fields of messages
-    that are null are left out, and reasoning is given under every name that templates use. There is one exception: for
-    templates that would refuse or drop system messages after the first ones, see `with_one_system`.
+    that are null are left out, and reasoning is given under every name that templates use. There is one exception:
+    `with_one_system` rewrites chats for templates that would refuse or drop system messages after the first ones.
 
-    sources: the templates. Raises TemplateError if one does not compile, or if there is no default.
+    sources: the templates' source texts by name.
     special_tokens: bos_token, eos_token and so on; templates can read them.
+    Raises TemplateError if a template does not compile, or if there is no "default".
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any]) -> None:
         environment = _environment()
         self.sources = dict(sources)
         self.variables: frozenset[str] = frozenset()  # all names that the templates read
-        self.texts = [*sources.values(), *map(str, special_tokens.values())]  # the templates' own text
+        self.texts = [*sources.values(), *map(str, special_tokens.values())]  # all text that templates can add
         self._special_tokens = dict(special_tokens)
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
@@ -80,9 +81,9 @@ class ChatTemplate:
         chat_template: str | None = None,
         **variables: Any,
     ) -> str:
-        """Return the text of the prompt. TemplateError, with the template's own message, for a chat that it refuses.
+        """Return the text of the prompt. Raises TemplateError, with the template's message, if that refuses the chat.
 
-        chat_template: the name of a template, such as "rag"; None chooses one, see the class.
+        chat_template: the name of a template, such as "rag"; None chooses one as described at the class.
         """
         template = self._named(chat_template, variables.get("tools"))
         if any(map(is_system, messages[1:])) and not self._takes_systems_anywhere:
@@ -95,7 +96,7 @@ class ChatTemplate:
             return template.render(messages=[for_templates(message) for message in messages], **known)
         except TemplateError:
             raise
-        except Exception as error:  # A template is the model author's code: whatever it raises is about this chat.
+        except Exception as error:  # A template is the model author's code: any error concerns this chat only.
             raise TemplateError(f"the chat template failed: {error}") from error
 
     @cached_property
@@ -123,8 +124,8 @@ class ChatTemplate:
     def render_open(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """Return the prompt up to the end of the final message's content, so that the model continues that message.
 
-        As in transformers, the end is trimmed if the template trims contents. TemplateError if the template changes the
-        message or does not show it.
+        As in transformers, white space at the end is removed if the template removes it from contents. Raises
+        TemplateError if the template changes the message or does not show it.
         """
         content, marked = mark_end(messages[-1].get("content"))
         final = {**messages[-1], "content": marked}
@@ -155,7 +156,7 @@ def with_one_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
     for _, run in groupby(both, key=lambda pair: pair[0].get("role")):
         rewritten, originals = zip(*run, strict=True)
         texts = [message.get("content") for message in rewritten]
-        # Join only runs with a system message: the template may handle adjacent messages of other roles itself.
+        # Join only runs that contain a system message: the template may itself handle adjacent messages of one role.
         if any(map(is_system, originals)) and all(isinstance(text, str) for text in texts):
             shown.append({**rewritten[0], "content": "\n\n".join(map(str, texts))})
         else:
@@ -179,7 +180,7 @@ def for_templates(message: Mapping[str, Any]) -> dict[str, Any]:
 def mark_end(content: str | Sequence[Mapping[str, Any]] | None) -> tuple[str, str | list[Mapping[str, Any]]]:
     """Return the text that is to be continued, and the content with END_OF_FINAL_MESSAGE after that text.
 
-    If the content has several parts, the text is that of the last part that has one. TemplateError if there is no text.
+    If the content has several parts, the text is that of the last part with text. Raises TemplateError if none has any.
     """
     if isinstance(content, str):
         return content, content + END_OF_FINAL_MESSAGE

@@ -1,6 +1,6 @@
-"""Kimi's tokenizers, which are stored as tiktoken's ranks of byte sequences, with Python code for the rest.
+"""Kimi's tokenizers. Checkpoints store them as tiktoken's ranks of byte sequences, with Python code for the rest.
 
-The code is not run: this module knows how it splits text into words and which tokens it adds.
+That code is not run: this module splits text into words and adds tokens in the same way.
 """
 
 import base64
@@ -32,7 +32,7 @@ def is_kimi(settings: Mapping[str, Any]) -> bool:
 
 
 def read_tiktoken(file: Path, settings: Mapping[str, Any]) -> Tokenizer:
-    """Return Kimi's tokenizer. ValueError, with the file's name, if the file is broken."""
+    """Return Kimi's tokenizer. Raises ValueError, with the file's name, if the file is broken."""
     ranks = read_ranks(file)
     names = dict(byte_letters())
     vocabulary = {as_letters(piece, names): rank for piece, rank in ranks.items()}
@@ -47,7 +47,7 @@ def read_tiktoken(file: Path, settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def read_ranks(file: Path) -> dict[bytes, int]:
-    """Return the rank of each byte sequence: the ranks are 0, 1, … without a gap. ValueError for other files."""
+    """Return the rank of each byte sequence. Raises ValueError if a single byte or a rank from 0 on is missing."""
     try:
         lines = [line.split() for line in file.read_bytes().splitlines() if line]
         ranks = {base64.b64decode(piece, validate=True): int(rank) for piece, rank in lines}
@@ -80,7 +80,7 @@ def as_letters(piece: bytes, names: Mapping[int, str]) -> str:
 
 
 def byte_letters() -> Iterator[tuple[int, str]]:
-    """Yield GPT-2's printable character for each byte: the same character if printable, else the next from U+0100."""
+    """Yield GPT-2's printable character for each byte: the same character if printable, else a free one from U+0100."""
     spare = iter(range(256, 512))
     for byte in range(256):
         printable = byte in range(33, 127) or byte in range(161, 173) or byte in range(174, 256)

@@ -20,11 +20,11 @@ __all__ = ["ModelText", "TemplateError", "load_text"]
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
-# How many of the newest messages' ends are found. A request wants checkpoints only there and after the first message.
+# How many of the newest messages' ends are located. Only these, and the end of the first, may get checkpoints.
 NEWEST_ENDS = 4
-# How many renderings may be spent on that. An end takes one rendering, even if it turns out not to be a prefix.
+# How often a chat may be rendered to locate message ends. An end takes one rendering, even if it turns out unusable.
 MAX_RENDERINGS = 8
-# Longer sequences are decoded as a batch of one, because the library holds the GIL in its other calls.
+# Sequences of more tokens are decoded as a batch of one: the tokenizer library releases the GIL only for batches.
 BATCH_ABOVE = 1000
 # Each thread that encodes caches this many words, of up to 8 KiB. The library's default, 10,000, is 80 MiB a thread.
 CACHED_WORDS = 1000
@@ -33,7 +33,7 @@ CACHED_WORDS = 1000
 class ModelText:
     """The conversion between text and tokens for one checkpoint. Safe to use from several threads.
 
-    Long inputs go to the tokenizer as a batch of one, because the library holds the GIL in its other calls.
+    Long inputs go to the tokenizer as a batch of one, because the tokenizer library releases the GIL only for batches.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ModelText:
         self.added_tokens = frozenset(token.content for token in added.values())
         """Texts for which the tokenizer has a token of their own, special or not."""
         self._special = {id: token.content for id, token in added.items() if token.special}
-        # Special tokens that `decode` skips; None: all of them, which the tokenizer itself can skip.
+        # Special tokens that `decode` skips; None: all special tokens, which the tokenizer itself can skip.
         self._hidden: frozenset[int] | None = None
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         """The largest token id plus one."""
@@ -90,13 +90,13 @@ class ModelText:
         self._hidden = hidden if len(hidden) < len(self._special) else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids. ValueError for text that is not valid Unicode (a lone surrogate)."""
+        """Return token ids. Raises ValueError for text that is not valid Unicode (a lone surrogate)."""
         check_unicode(text)
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of the tokens; ids outside the vocabulary have none. OverflowError for ids beyond uint32."""
+        """Return the text of tokens; unknown ids have no text. Raises OverflowError for ids beyond uint32."""
         if skip_special_tokens and self._hidden is not None:
             ids, skip_special_tokens = [id for id in ids if id not in self._hidden], False
         if len(ids) <= BATCH_ABOVE:
@@ -110,7 +110,7 @@ class ModelText:
     def grammars(self, vocab_size: int) -> Grammars:
         """Return the compiler of grammars for outputs of a model with `vocab_size` logits.
 
-        ValueError if llguidance cannot read the tokenizer.
+        Raises ValueError if llguidance cannot read the tokenizer.
         """
         return Grammars(self._tokenizer.to_str(), self.vocab_size, vocab_size, self.eos_ids)
 
@@ -121,7 +121,7 @@ class ModelText:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """Return the text of the prompt for a chat. TemplateError if there is no template or it refuses the chat."""
+        """Return the prompt of a chat as text. Raises TemplateError if the template is missing or refuses the chat."""
         if self._template is None:
             raise TemplateError("this model has no chat template: send a rendered prompt as a completion instead")
         if continue_final_message:
@@ -153,10 +153,10 @@ class ModelText:
         salt: str = "",
         **variables: Any,
     ) -> tuple[list[int], list[int], list[int]]:
-        """Return what `encode_chat` does, and the positions up to which each of `beginnings` has the same tokens.
+        """Return what `encode_chat` returns, and the number of tokens that each of `beginnings` shares with the chat.
 
-        These positions are ascending and lie between whole tokens; beginnings without a common token are left out.
-        salt: pieces of text that were encoded before under the same salt are cached.
+        These numbers are ascending and without duplicates; beginnings that share no token are left out.
+        salt: pieces of text that were encoded before under the same salt come from a cache.
         """
         whole = self.render_chat(messages, add_generation_prompt, continue_final_message, **variables)
         check_unicode(whole)
@@ -195,7 +195,7 @@ class ModelText:
 
 def common_length(first: str, second: str) -> int:
     """Return the length of the common prefix of two texts."""
-    # A binary search, with comparisons in C: prompts are long.
+    # Binary search with comparisons in C, because prompts are too long for a loop in Python.
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -212,7 +212,7 @@ def tokens_in(template: ChatTemplate, tokenizer: Tokenizer) -> set[str]:
 def longest_token(tokenizer: Tokenizer) -> int | None:
     """Return the bytes of the longest token of a byte-level BPE; None if a token may stand for any length of text.
 
-    That is possible if text is changed or removed before it is split, or if there is a token for unknown text.
+    A token may do so if text is changed or removed before it is split, or if there is a token for unknown text.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     added = tokenizer.get_added_tokens_decoder().values()
@@ -239,7 +239,7 @@ def check_unicode(text: str) -> None:
 def load_text(path: Path) -> ModelText:
     """Load the tokenizer and the chat template of the checkpoint folder `path`.
 
-    ValueError, with the file's name, if a file is missing or broken.
+    Raises ValueError, with the file's name, if a file is missing or broken.
     """
     config = _json(path / "config.json")
     generation = _json(path / "generation_config.json")
@@ -288,7 +288,7 @@ def _tokenizer_json(file: Path) -> Tokenizer:
 def _template(path: Path, settings: dict[str, Any]) -> ChatTemplate | None:
     """Load the chat templates from chat_template.jinja and additional_chat_templates/, else tokenizer_config.json.
 
-    There, chat_template is a text or a list of named templates. None if there is no template.
+    In tokenizer_config.json, chat_template is a text or a list of named templates. Returns None without a template.
     """
     file = path / "chat_template.jinja"
     named = {each.stem: each for each in sorted((path / "additional_chat_templates").glob("*.jinja"))}
@@ -322,7 +322,7 @@ def _tokenizer_info(path: Path, settings: dict[str, Any], template: ChatTemplate
 
 
 def _content(token: Any) -> str | None:
-    """Return a special token's text. Files have a string, or an object with the token's settings."""
+    """Return a special token's text. Files hold a string, or an object with the token's settings."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 

@@ -1,4 +1,7 @@
-"""A chat under construction: its messages, known facts, the wishes of its system prompt, and its tools."""
+"""A chat under construction: its turns, the facts that the user has mentioned, its system prompt, and its tools.
+
+A wish is something that the system prompt asks for (tasks/systems.py).
+"""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +18,10 @@ ITSELF = "a small demonstration model of Baton"
 class Tool:
     """A tool that a chat offers."""
 
-    verb: str  # first part of its name, and how a user asks for it
-    thing: str  # second part of its name, and how a user asks for it
+    verb: str  # first part of the tool's name; a user asks for the tool with `verb` and `thing`
+    thing: str  # second part of the tool's name
     description: str
-    parameters: Mapping[str, str]  # name: JSON type
+    parameters: Mapping[str, str]  # JSON type of each parameter, by name
 
     @property
     def name(self) -> str:
@@ -34,27 +37,27 @@ class Tool:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: the user's message and the right answer. A tool call adds its result and a second answer."""
+    """One turn: the user's message and the right answer. After a tool call, its result and a second answer follow."""
 
-    task: str  # that it is an example of
+    task: str  # name of the task that the turn is an example of
     messages: Sequence[Message]
 
 
 @dataclass
 class Chat:
-    """The state of a chat."""
+    """The state of a chat, from which the next turn is made."""
 
     world: World
-    known: dict[str, str] = field(default_factory=dict)  # facts that the user has mentioned, by name
+    known: dict[str, str] = field(default_factory=dict)  # values of the facts that the user has mentioned
     tools: list[Tool] = field(default_factory=list)
     system: str = ""  # the system prompt
-    # Wishes of the system prompt:
-    itself: str = ITSELF  # what the assistant says that it is
+    # The fields from here to `shown` follow from the wishes of the system prompt.
+    itself: str = ITSELF  # how the assistant describes itself
     hello: str = LISTS["languages"]["English"][0]
     bye: str = LISTS["languages"]["English"][1]
-    capitals: bool = False  # answer in capital letters
+    capitals: bool = False  # whether to answer in capital letters
     may_calculate: bool = True
-    shown: list[Callable[["Chat"], Turn]] = field(default_factory=list)  # make turns that show whether it is obeyed
+    shown: list[Callable[["Chat"], Turn]] = field(default_factory=list)  # make turns that show if wishes are obeyed
     turns: list[Turn] = field(default_factory=list)
 
     @property

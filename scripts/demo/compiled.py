@@ -13,10 +13,13 @@ from scripts.demo.model import DemoModel
 
 
 def forward_of(model: DemoModel, compiled: bool) -> Callable[[Tensor], Tensor]:
-    """Return the forward pass. Layers are compiled on first use for all lengths, if there is a compiler."""
+    """Return the forward pass. If `compiled` and there is a C++ compiler, layers are compiled on first use.
+
+    The compiled code is for all lengths of chats.
+    """
     if not compiled or not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
         return model
-    # torch warns on compilation if there is no GPU.
+    # Without a GPU, torch warns when it compiles.
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     for layer in model.model.layers:
         layer.compile(dynamic=True)
@@ -32,9 +35,10 @@ def forward_of(model: DemoModel, compiled: bool) -> Callable[[Tensor], Tensor]:
 
 
 def configure() -> bool:
-    """Set up torch.compile for the current thread, as its settings are per thread."""
-    # Code that cannot be compiled runs uncompiled.
+    """Set up torch.compile for the current thread, because its settings are per thread."""
+    # Code that cannot be compiled runs uncompiled, instead of raising.
     torch._dynamo.config.suppress_errors = True
-    # All layers share one code object, and each needs a few versions: one row, one chunk, any size.
+    # All layers share one code object, and each layer needs versions for one row, one chunk and any size. The default
+    # limit would be too low.
     torch._dynamo.config.recompile_limit = 128
     return True

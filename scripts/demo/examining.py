@@ -1,4 +1,4 @@
-"""Exams at the end of training: exact greedy answers, checked with one forward pass over each chat."""
+"""Exams at the end of training. One forward pass over each chat checks whether the greedy answer would be exact."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,13 +11,13 @@ from scripts.demo.lessons import PARTS, collate, weights_of
 from scripts.demo.model import DemoModel
 from scripts.demo.text import render
 
-FIRST, LATER = 1, 12  # turns of a chat
-AT_ONCE = 32  # chats of a batch
+FIRST, LATER = 1, 12  # lengths of an exam's chats, in turns
+AT_ONCE = 32  # chats in a batch
 WITH_A_GOAL = 3
 
 
 def examine(model: DemoModel, tokenizer: Tokenizer, count: int) -> list[tuple[str, int, int, int]]:
-    """Return (exam, turns, right, total) for each exam, alone and at the end of a chat of twelve turns.
+    """Return (exam, turns, right, total) for each exam: with the question alone, and at the end of twelve turns.
 
     Exams with a goal in LEAST have WITH_A_GOAL times `count` questions, for a more precise result.
     """
@@ -37,7 +37,7 @@ def examine(model: DemoModel, tokenizer: Tokenizer, count: int) -> list[tuple[st
 
 @torch.inference_mode()
 def right_of(model: DemoModel, tokenizer: Tokenizer, texts: list[str]) -> int:
-    """Return in how many chats the model gives the last answer.
+    """Return in how many chats the model gives exactly the last answer.
 
     If every argmax is right under teacher forcing, greedy decoding gives the same text.
     """

@@ -1,4 +1,4 @@
-"""Exams on words, numbers and seeds that training never shows: chats whose last turn is the question."""
+"""Exams: chats whose last turn is the question. They use words, numbers and seeds that training never shows."""
 
 import json
 import random
@@ -13,7 +13,7 @@ from scripts.demo.world import World
 CALL = "<tool_call>\n"
 CALL_END = "\n</tool_call>"
 Question = Callable[[Chat, int], None]
-"""Fill a chat with this many turns, the last of which is the question."""
+"""A function that fills a chat with a number of turns; the last turn is the question."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Score:
     """The score of one answer."""
 
     right: bool
-    well_formed: bool | None = None  # of a tool call; None for other answers
+    well_formed: bool | None = None  # whether a tool call is well formed; None if the right answer is text
 
 
 def make_exam(name: str, number: int, turns: int, seed: int = 0) -> Chat:
@@ -32,7 +32,7 @@ def make_exam(name: str, number: int, turns: int, seed: int = 0) -> Chat:
 
 
 def score(expected: Message, answer: str) -> Score:
-    """Score an answer: text must be equal; a tool call must have the same content in any layout."""
+    """Score an answer: text must be equal; a tool call must have the same content, in any JSON layout."""
     if not expected.get("tool_calls"):
         return Score(answer == expected["content"])
     [call] = expected["tool_calls"]
@@ -41,7 +41,7 @@ def score(expected: Message, answer: str) -> Score:
 
 
 def read_call(text: str) -> dict[str, Any] | None:
-    """Return name and arguments of a message that is exactly one tool call, or None."""
+    """Return the name and arguments of a tool call, or None if the message is not exactly one tool call."""
     if not (text.startswith(CALL) and text.endswith(CALL_END)):
         return None
     try:
@@ -53,7 +53,7 @@ def read_call(text: str) -> dict[str, Any] | None:
 
 
 def recall(count: int, among: tuple[str, ...] = tuple(facts.FACTS)) -> Question:
-    """Make an exam: the user mentions `count` facts, then come other turns, then the user asks for the facts."""
+    """Return an exam: the user mentions `count` facts, other turns follow, then the user asks for the facts."""
 
     def fill(chat: Chat, turns: int) -> None:
         keys = chat.rng.sample(among, count)
@@ -65,7 +65,7 @@ def recall(count: int, among: tuple[str, ...] = tuple(facts.FACTS)) -> Question:
 
 
 def corrected(chat: Chat, turns: int) -> None:
-    """Mention a fact, later correct it, and ask for it at the end."""
+    """Fill a chat: mention a fact, later correct it, and ask for it at the end."""
     key = chat.rng.choice(list(facts.FACTS))
     between = max(0, turns - 3)
     chat.turns.append(facts.tell_of(chat, [key]))
@@ -76,14 +76,14 @@ def corrected(chat: Chat, turns: int) -> None:
 
 
 def never_told(chat: Chat, turns: int) -> None:
-    """Ask for a fact that the user has not mentioned."""
+    """Fill a chat: after other turns, ask for a fact that the user has not mentioned."""
     key = chat.rng.choice(list(facts.FACTS))
     others(chat, turns - 1, fixed=[key])
     chat.turns.append(facts.ask_for(chat, [key]))
 
 
 def of_task(make: Callable[[Chat], Turn]) -> Question:
-    """Make an exam: a self-contained question after other turns."""
+    """Return an exam: other turns, then a self-contained question that `make` makes."""
 
     def fill(chat: Chat, turns: int) -> None:
         others(chat, turns - 1)
@@ -93,14 +93,14 @@ def of_task(make: Callable[[Chat], Turn]) -> Question:
 
 
 def system_prompts(chat: Chat, turns: int) -> None:
-    """Ask something that shows whether the system prompt is obeyed."""
+    """Fill a chat: after other turns, ask something that shows whether the system prompt is obeyed."""
     systems.prompt(chat, wishes=1.0)
     others(chat, turns - 1, fixed=["name"])
     chat.turns.append(systems.obey(chat))
 
 
 def with_tools(make: Callable[[Chat], Turn]) -> Question:
-    """Make an exam: a question in a chat with tools, after other turns."""
+    """Return an exam in a chat with tools: other turns, then a question that `make` makes."""
 
     def fill(chat: Chat, turns: int) -> None:
         tools.equip(chat)
@@ -111,13 +111,13 @@ def with_tools(make: Callable[[Chat], Turn]) -> Question:
 
 
 def call(chat: Chat) -> Turn:
-    """Return the request and its tool call, without the result."""
+    """Make a turn of a request and the tool call that answers it, without the tool's result."""
     turn = tools.call(chat)
     return Turn(turn.task, turn.messages[:2])
 
 
 def others(chat: Chat, count: int, fixed: list[str] | None = None) -> None:
-    """Add `count` turns of any task that do not change the facts `fixed`."""
+    """Add `count` turns of any tasks that leave the facts `fixed` unchanged."""
     known = dict(chat.known)
     while count > 0:
         turn = a_turn(chat)

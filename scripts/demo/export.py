@@ -9,11 +9,11 @@ from tokenizers import Tokenizer
 from scripts.demo.model import DemoModel, Size
 from scripts.demo.text import END_OF_TEXT, IM_END, TEMPLATE
 
-LONGEST = 8192  # tokens of a chat
+LONGEST = 8192  # most tokens of a chat
 
 
 def export(model: DemoModel, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write config.json, model.safetensors and the text files."""
+    """Write config.json, model.safetensors, and the files of the tokenizer and chat template."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -43,7 +43,7 @@ def export(model: DemoModel, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def config(size: Size) -> dict[str, object]:
-    """Return the config.json."""
+    """Return the content of config.json for a model of this size."""
     return {
         "architectures": ["GraniteMoeHybridForCausalLM"],
         "model_type": "granitemoehybrid",

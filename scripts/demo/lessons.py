@@ -1,4 +1,7 @@
-"""The training data: chats by lesson, as batches of token ids and weights, in one part per thread."""
+"""The training data: batches of chats, as token ids and loss weights.
+
+A lesson is a section of the training with its own kind of chats. A part is what one thread computes of a batch.
+"""
 
 import random
 from collections.abc import Iterator
@@ -13,22 +16,22 @@ from scripts.demo.tasks import DRILLS, WITH_TOOLS, Task, a_turn, begin
 from scripts.demo.text import END_OF_TEXT, IM_END, IM_START, make_tokenizer, render
 from scripts.demo.world import World
 
-PARTS = 2  # of a batch; each has its own thread
-PART_TOKENS = 2048  # at most, padding included
+PARTS = 2  # parts of a batch; each has its own thread
+PART_TOKENS = 2048  # most tokens of a part, padding included
 POOL = 2048  # chats that are drawn at once and sorted by length
-CHUNK = 64  # lengths are padded to multiples
-USER_WEIGHT = 0.05  # of tokens outside of answers
+CHUNK = 64  # lengths are padded to multiples of this
+USER_WEIGHT = 0.05  # loss weight of tokens outside of answers
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """The kind of chats in one section of the training."""
+    """A section of the training: the kind of its chats."""
 
-    turns: tuple[int, ...]  # one is drawn
-    longest: int  # tokens; longer chats are dropped
-    system: float = 0.35  # probability of a system prompt
-    tools: float = 0.35  # probability of tools
-    only: dict[str, Task] | None = None  # the tasks; None: all
+    turns: tuple[int, ...]  # the number of a chat's turns is drawn from these
+    longest: int  # most tokens of a chat; longer chats are dropped
+    system: float = 0.35  # probability that a chat has a system prompt
+    tools: float = 0.35  # probability that a chat has tools
+    only: dict[str, Task] | None = None  # tasks of the chats; None: all tasks
 
 
 LESSONS = [
@@ -38,11 +41,11 @@ LESSONS = [
     (0.26, Lesson((2, 4, 5, 6), 384, tools=0.45)),
     (0.41, Lesson((2, 4, 6, 8, 10, 12, 14, 14), 1088, tools=0.45)),
 ]
-"""(share of all tokens, lesson), in order."""
+"""The lessons in order: (share of all training tokens, lesson)."""
 
 
 def make_chat(rng: random.Random, lesson: Lesson) -> Chat:
-    """Draw a chat."""
+    """Draw a chat of a lesson."""
     chat = Chat(World(rng))
     begin(chat, lesson.system, lesson.tools)
     for _ in range(rng.choice(lesson.turns)):
@@ -51,7 +54,10 @@ def make_chat(rng: random.Random, lesson: Lesson) -> Chat:
 
 
 def tokenizer_of_the_world() -> Tokenizer:
-    """Return the tokenizer. Its words come from chats with held-out values, so they are always the same."""
+    """Return the tokenizer. It is always the same, because its words come from chats with fixed seeds.
+
+    These chats draw held-out values, so that training values are not among the common words (see make_tokenizer).
+    """
     texts = []
     for number in range(4000):
         chat = Chat(World(random.Random(f"words {number}"), held_out=True))
@@ -65,7 +71,7 @@ def tokenizer_of_the_world() -> Tokenizer:
 def weights_of(ids: list[int], assistant: int) -> list[float]:
     """Return the weight of predicting each token: 1 in an answer and at its end, else USER_WEIGHT.
 
-    assistant: token of that role's name.
+    assistant: token of the role name "assistant".
     """
     weights, inside = list[float](), False
     for place, token in enumerate(ids):
@@ -78,23 +84,26 @@ def weights_of(ids: list[int], assistant: int) -> list[float]:
 
 
 Part = list[tuple[list[int], list[float]]]
-"""(token ids, weights) of each chat."""
+"""The chats of a part: (token ids, weights) of each chat."""
 
 
 @dataclass
 class Batches:
-    """Endless batches of PARTS parts, with chats of similar length together.
+    """Endless batches of PARTS parts. Chats are drawn in pools of POOL; chats of similar length share a batch.
 
-    The batches of a pool of chats depend only on the seed and the pool's number, so a training can be resumed.
+    The batches of a pool depend only on the seed and the pool's number, so a training can be resumed.
     """
 
     tokenizer: Tokenizer
     seed: int
     pool: int = 0  # number of the current pool
-    batch: int = 0  # number of the next batch in it
+    batch: int = 0  # number of the next batch in the pool
 
     def of(self, lesson: Lesson) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Yield batches. Each part is (ids int64 [B, T], weights float32 [B, T]); T is a multiple of CHUNK, plus 1."""
+        """Yield batches. Each part is (ids int64 [B, T], weights float32 [B, T]): B chats of T tokens.
+
+        T is a multiple of CHUNK, plus 1.
+        """
         while True:
             batches = self._pool(lesson)
             while self.batch < len(batches):
@@ -125,7 +134,7 @@ def padded(length: int) -> int:
 
 
 def collate(chats: list[tuple[list[int], list[float]]]) -> tuple[Tensor, Tensor]:
-    """Pad to one length: ids int64 [B, T], weights float32 [B, T]."""
+    """Pad B chats to one length T, and return them: ids int64 [B, T], weights float32 [B, T]."""
     length = padded(max(len(ids) for ids, _ in chats)) + 1
     ids = torch.tensor([ids + [END_OF_TEXT] * (length - len(ids)) for ids, _ in chats])
     weights = torch.tensor([weights + [0.0] * (length - len(weights)) for _, weights in chats])

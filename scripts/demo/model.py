@@ -1,4 +1,4 @@
-"""The trained model: a dense granitemoehybrid in plain differentiable torch, with the parameter names of the hub."""
+"""The trained model: a dense granitemoehybrid in plain differentiable torch. Parameters have Hugging Face's names."""
 
 import math
 from dataclasses import dataclass
@@ -53,7 +53,8 @@ def scan(x: Tensor, dt: Tensor, rate: Tensor, b: Tensor, c: Tensor, chunk: int) 
 
     The algorithm is SSD, arXiv 2405.21060.
 
-    x: [B, T, H, P]; dt: [B, T, H]; rate: [H], negative; b, c: [B, T, N]; T a multiple of `chunk`. Returns [B, T, H, P].
+    x: [B, T, H, P]; dt: [B, T, H]; rate: [H], negative; b, c: [B, T, N]. Returns [B, T, H, P].
+    B: chats. T: tokens, a multiple of `chunk`. H: heads. P: columns of a head. N: columns of the state.
     """
     batch, length, heads, width = x.shape
     count = length // chunk
@@ -71,7 +72,7 @@ def scan(x: Tensor, dt: Tensor, rate: Tensor, b: Tensor, c: Tensor, chunk: int) 
 
 
 def between(to: Tensor, since: Tensor, diagonal: int) -> Tensor:
-    """Return exp(to_i − since_j) for j < i + diagonal, else 0: [..., T, T] from [..., T]."""
+    """Return exp(to_i − since_j) for j < i + diagonal, else 0. From [..., T] for T positions to [..., T, T]."""
     hidden = torch.ones(to.shape[-1], to.shape[-1], dtype=torch.bool, device=to.device).triu(diagonal)
     return (to[..., :, None] - since[..., None, :]).masked_fill(hidden, -math.inf).exp()
 
@@ -97,7 +98,7 @@ class Mamba2(nn.Module):
         batch, length, _ = hidden.shape
         inner, state = size.mamba_inner, size.mamba_state
         z, xbc, dt = self.in_proj(hidden).split([inner, inner + 2 * state, size.mamba_heads], -1)
-        # Shifted multiply-adds: oneDNN's depthwise convolution is ten times slower.
+        # The convolution as shifted multiply-adds, because oneDNN's depthwise convolution is ten times slower.
         padded = F.pad(xbc, (0, 0, size.conv - 1, 0))
         taps = self.conv1d.weight[:, 0]
         mixed = self.conv1d.bias + sum(padded[:, k : k + length] * taps[:, k] for k in range(size.conv))
@@ -162,7 +163,7 @@ class Layer(nn.Module):
 
 
 class Body(nn.Module):
-    """The parameters below `model.`, as the hub names them."""
+    """The modules whose parameters' names begin with `model.` in Hugging Face's checkpoints."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -172,7 +173,10 @@ class Body(nn.Module):
 
 
 class DemoModel(nn.Module):
-    """The whole model: token ids int64 [B, T], any T, to logits [B, T, vocab]. The embedding is also the head."""
+    """The whole model, from token ids, int64 [B, T], to logits, [B, T, vocab]. The embedding is also the head.
+
+    B: chats. T: tokens, any number.
+    """
 
     def __init__(self, size: Size) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """The demonstration model's tokenizer and chat template, for both training and the server.
 
-Words of the generator's own wordings are one token each; everything else is bytes. Names, numbers and all other values
-are therefore spelt, so that the model copies an unknown word like a known one.
+Words of the wordings that the tasks use are one token each; everything else is bytes. Names, numbers and other values
+are therefore spelt as bytes, so that the model copies an unknown word like a known word.
 """
 
 import re
@@ -21,7 +21,7 @@ SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKS = ["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 END_OF_TEXT, IM_START, IM_END = 256, 257, 258
 VOCABULARY = 768
-TIMES = 4  # least number of occurrences of a word in the vocabulary
+TIMES = 4  # a word needs at least this many occurrences to become a token
 SPLIT = pre_tokenizers.Split(Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s"), "isolated")
 TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8")
 
@@ -32,7 +32,7 @@ def render(messages: Sequence[Message], tools: Sequence[dict[str, Any]], open_en
 
 
 def plain(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return the chat as messages of role and text only, which render to the same text without tools."""
+    """Return the chat as messages of role and text only, which render to the same text without `tools`."""
     found = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", render(messages, tools), re.DOTALL)
     return [{"role": role, "content": content} for role, content in found]
 
@@ -40,7 +40,7 @@ def plain(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[
 def make_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """Make the tokenizer. Token i < 256 is byte i; then follow SPECIALS, MARKS and the commonest words of `texts`.
 
-    texts: chats of a world that draws held-out words, so that all other common words are wording.
+    texts: chats of a world that draws held-out words, so that the common words are wordings and not values.
     """
     alphabet = [letter for _, letter in byte_letters()]
     words = ["".join(alphabet[byte] for byte in word.encode()) for word in common_words(texts)]
@@ -54,7 +54,7 @@ def make_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def common_words(texts: Iterable[str]) -> list[str]:
-    """Return pieces of several bytes that are no values, the commonest first, without the rarest."""
+    """Return the pieces of `texts` that may be tokens and occur at least TIMES times, the commonest first."""
     values = {word for kind in (*VALUES, "days") for word in " ".join(words_of(kind)).lower().split()}
     values |= {word[::-1] for word in values}
     plain = (re.split("|".join(map(re.escape, [*SPECIALS, *MARKS])), text) for text in texts)
@@ -68,7 +68,7 @@ def words_of(kind: str) -> list[str]:
 
 
 def is_wording(piece: str, values: set[str]) -> bool:
-    """Return whether a piece may be a token: it is not a single byte, a letter or a value."""
+    """Return whether a piece may be a token: it is neither a single byte, nor a letter, nor one of `values`."""
     word = piece.strip().lower()
     return len(piece.encode()) > 1 and word not in values and (len(word) > 1 or not word.isalpha() or piece in " I a")
 

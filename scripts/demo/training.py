@@ -16,8 +16,8 @@ from scripts.demo.lessons import LESSONS, PARTS, Batches, Lesson
 from scripts.demo.model import DemoModel
 
 MUON_RATE, ADAM_RATE = 0.02, 3e-3  # peak learning rates
-WARM_UP, COOL_DOWN = 100, 0.4  # steps at the beginning; share of the training at the end
-DECAY = 0.02  # of weights, by Muon
+WARM_UP, COOL_DOWN = 100, 0.4  # of the learning rate: steps at the beginning; share of the training at the end
+DECAY = 0.02  # weight decay of Muon
 SAVED_EVERY_S = 180.0
 SHOWN_EVERY = 50
 
@@ -28,12 +28,12 @@ class Training:
 
     model: DemoModel
     batches: Batches
-    tokens: int  # to train on in all, padding included
+    tokens: int  # tokens to train on in all, padding included
     forward: Callable[[Tensor], Tensor]
-    autocast: bool = True  # compute matrix products in bfloat16
-    seen: int = 0  # tokens so far, padding included
+    autocast: bool = True  # whether to compute matrix products in bfloat16
+    seen: int = 0  # tokens that were trained on so far, padding included
     step: int = 0
-    seconds: float = 0.0  # time so far
+    seconds: float = 0.0  # time of the training so far
     optimizers: list[torch.optim.Optimizer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class Training:
         os.replace(partial, file)
 
     def resume(self, file: Path) -> None:
-        """Continue from `file`. Raises ValueError if it has another seed or number of tokens."""
+        """Continue the training that `file` holds. Raises ValueError if its seed or its number of tokens differs."""
         content = torch.load(file, weights_only=True)
         if content["batches"]["seed"] != self.batches.seed or content["at"]["tokens"] != self.tokens:
             raise ValueError(f"{file} is of another training: seed or tokens differ")
@@ -96,7 +96,7 @@ class Training:
     def _learn(self, parts: Sequence[tuple[Tensor, Tensor]]) -> float:
         """Learn from one batch; return the mean loss of the answers' tokens.
 
-        Each part has a thread for its gradients, then each optimizer has one for its step.
+        Each part has a thread that computes gradients. Then each optimizer has a thread that takes its step.
         """
         for optimizer, peak in zip(self.optimizers, self._peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * rate(self.step, self.seen / self.tokens)
@@ -132,7 +132,10 @@ class Training:
 
 
 def rate(step: int, done: float) -> float:
-    """Return the share of the peak learning rate: linear warm-up, constant, linear to 1% over the last COOL_DOWN."""
+    """Return the learning rate relative to its peak: linear warm-up, constant, then linear to 1% during COOL_DOWN.
+
+    done: share of the training that is done.
+    """
     return min(1.0, (step + 1) / WARM_UP, max(0.01, (1 - done) / COOL_DOWN))
 
 

@@ -1,4 +1,4 @@
-"""The words that chats are made of. Some are held out: training never shows them, exams use only them."""
+"""The words and numbers that chats are made of. Some are held out: training never shows them, exams use only them."""
 
 import random
 import tomllib
@@ -9,25 +9,28 @@ LISTS = tomllib.loads((Path(__file__).parent / "world.toml").read_text(encoding=
 PROPER = frozenset({"names", "places"})
 VALUES = ("names", "colours", "places", "foods", "words", "verbs", "things")
 HELD_OUT = frozenset(word.lower() for kind in VALUES for word in LISTS[f"held_out_{kind}"])
-# Probability of an invented word instead of one from the list.
+# For each kind of word: probability of an invented word instead of a word from the list.
 INVENTED = {"names": 0.55, "places": 0.5, "colours": 0.3, "foods": 0.4, "words": 0.5, "things": 0.4, "verbs": 0.15}
 
 CONSONANTS = [*"bcdfghjklmnprstvwz", "ch", "sh", "th", "br", "gr", "kr", "tr", "st"]
 SYLLABLES = [consonant + vowel for consonant in CONSONANTS for vowel in "aeiou"]
 ENDINGS = ["", "", "n", "r", "l", "s", "x", "nd", "ra", "lla", "na", "th", "ck", "y", "ie", "m", "p", "t", "d", "rk"]
 ACCENTED = ["ë", "é", "ño", "ø"]
-LARGEST = 99  # number that the model calculates with
+LARGEST = 99  # largest number that the model calculates with
 
 
 @dataclass
 class World:
-    """Draws words and numbers."""
+    """A source of random words and numbers."""
 
     rng: random.Random
-    held_out: bool = False  # draw only what training never shows, otherwise never draw it
+    held_out: bool = False  # True: draw only held-out words and numbers, for exams; False: draw none of them
 
     def word(self, kind: str) -> str:
-        """Draw from world.toml's list `kind` or, in training, invent a word, which the model must learn to copy."""
+        """Draw a word from world.toml's list `kind`. For training, some words are invented instead.
+
+        The model must learn to copy invented words, because it cannot know them.
+        """
         if self.held_out:
             return str(self.rng.choice(LISTS[f"held_out_{kind}"]))
         if self.rng.random() < INVENTED[kind]:
@@ -50,7 +53,7 @@ class World:
         return self.digits() if kind == "digits" else self.word(kind)
 
     def digits(self) -> str:
-        """Draw a number of one to four digits. A tenth of those with more than two digits is held out."""
+        """Draw a number of one to four digits. A tenth of the numbers with more than two digits is held out."""
         while True:
             low, high = (100, 9999) if self.held_out else self.rng.choice([(0, 99), (100, 999), (1000, 9999)])
             number = self.rng.randint(low, high)
@@ -76,13 +79,13 @@ class World:
 
 
 def held_out_pair(a: int, b: int) -> bool:
-    """Return whether training never shows this unordered pair."""
+    """Return whether this unordered pair of numbers is held out: training never shows it."""
     low, high = min(a, b), max(a, b)
     return high > 9 and (low * 37 + high * 11) % 10 == 3
 
 
 def rough(text: str, rng: random.Random) -> str:
-    """Make a wording look typed: lower case, missing punctuation, a filler, a slip. Keeps `{}`."""
+    """Make a wording look typed: lower case, missing punctuation, a filler, a slip. Placeholders `{}` are kept."""
     if rng.random() < 0.04:
         filler = rng.choice(
             ["ok, ", "so, ", "hey, ", "well, ", "please, ", "and ", "hm, ", "Great. ", "Thanks! ", "Ok. ", "now "]
@@ -100,7 +103,7 @@ def rough(text: str, rng: random.Random) -> str:
 
 
 def slip(text: str, rng: random.Random) -> str:
-    """Drop or double one letter, or swap it with the next, but not in a placeholder."""
+    """Drop or double one letter, or swap it with the next letter. Placeholders `{}` stay as they are."""
     places = [i for i in range(1, len(text) - 1) if text[i].isalpha() and text[i + 1].isalpha()]
     if not places:
         return text

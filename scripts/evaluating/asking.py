@@ -1,4 +1,4 @@
-"""Take an exam with a running server: in a session, in a fork of it, and cold."""
+"""Exams of a running server: each question in a session, in a fork of that session, and cold (with nothing cached)."""
 
 import asyncio
 import secrets
@@ -17,7 +17,7 @@ Text = dict[str, str]
 
 
 class Refused(Exception):
-    """The server did not answer a request; the message says why."""
+    """An error: the server did not answer a request; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class Answered:
     text: str
     ids: list[int]  # its tokens
     prompt: int  # tokens of the prompt
-    cached: int  # how many of them came from the cache
+    cached: int  # tokens of the prompt that came from the cache
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The answers to one question."""
 
-    score: Score  # of the answer in the session
+    score: Score  # score of the answer in the session
     session: Answered
-    cold: Answered  # asked with nothing cached
-    forked: Answered | None  # asked in a fork of the session; None if there is no turn to fork after
+    cold: Answered  # the answer with nothing cached
+    forked: Answered | None  # the answer in a fork of the session; None if there is no turn to fork after
 
     @property
     def same_cold(self) -> bool:
@@ -66,7 +66,7 @@ class Client:
             await answer.read()
 
     async def say(self, session: str, messages: Sequence[Text]) -> tuple[int, Answered]:
-        """Add a turn to the session. Return its number and the greedy answer."""
+        """Add a turn to the session. Return the turn's number and the greedy answer."""
         body = {"messages": list(messages), "temperature": 0, "max_tokens": LONGEST_ANSWER}
         turn = await self._post(f"/v1/sessions/{session}/turns", body)
         usage = turn["usage"]
@@ -81,7 +81,7 @@ class Client:
 
 
 async def examine(client: Client, name: str, turns: int, samples: int, seed: int, at_once: int) -> list[Outcome]:
-    """Return the outcomes of `samples` questions of one exam, at most `at_once` of them in progress."""
+    """Return the outcomes of `samples` questions of one exam; at most `at_once` questions are in progress."""
     free = asyncio.Semaphore(at_once)
 
     async def one(number: int) -> Outcome:
@@ -92,10 +92,10 @@ async def examine(client: Client, name: str, turns: int, samples: int, seed: int
 
 
 async def sit(client: Client, chat: Chat) -> Outcome:
-    """Hold a chat with the server's own answers; its last answer counts.
+    """Hold a chat in a session, with the server's own answers, and score the last answer.
 
-    The last message is then sent again in a fork of the session that ends before it. It is sent once more with the
-    whole chat in one turn, under a new cache salt, so that nothing is cached.
+    The last question is then sent again in a fork that ends before this question. Finally the whole chat is sent as one
+    turn, under a new cache salt, so that nothing is cached.
     """
     messages = plain(chat.messages(), chat.schemas())
     session, forked, history, before, after = await client.open(), None, list[Text](), 0, 0
@@ -117,7 +117,7 @@ async def sit(client: Client, chat: Chat) -> Outcome:
 
 
 def parts(messages: Sequence[Text]) -> list[list[Text]]:
-    """Return the messages between answers, in groups; the answers themselves are left out."""
+    """Return the messages in groups, one group before each answer; the answers themselves are left out."""
     found: list[list[Text]] = [[]]
     for message in messages:
         if message["role"] == "assistant":

@@ -14,8 +14,8 @@ class Row:
     turns: int
     right: tuple[int, int]
     formed: tuple[int, int]  # tool calls that are well formed
-    cold: tuple[int, int]  # questions with the same tokens cold as in the session
-    forked: tuple[int, int]  # questions with the same tokens in a fork as in the session
+    cold: tuple[int, int]  # questions answered with the same tokens in the session and with nothing cached
+    forked: tuple[int, int]  # questions answered with the same tokens in the session and in a fork
     cached: tuple[int, int]  # tokens of the sessions' last prompts that came from the cache
 
     @classmethod
@@ -33,7 +33,7 @@ class Row:
         )
 
     def reaches(self, least: float) -> bool:
-        """Return whether the share `least` is right and well formed, and all tokens are the same."""
+        """Return whether at least the share `least` is right and well formed, and all compared tokens are the same."""
         enough = all(count >= least * whole for count, whole in (self.right, self.formed))
         return enough and all(count == whole for count, whole in (self.cold, self.forked))
 

@@ -1,4 +1,7 @@
-"""The checks that may find a fault: seeds of the simulator and the actors' tests. Their process may break."""
+"""The checks that may find a fault: seeds of the simulator and the actors' tests.
+
+A check runs in a process that the fault may break (see processes.py).
+"""
 
 import importlib
 import os
@@ -15,30 +18,30 @@ from typing import Any
 from scripts.launch import import_from
 from scripts.mutation.processes import Notify
 
-# Modules that tests import and that contain no faults: loaded once, in the process that all others are forked from.
+# Modules that tests import and that contain no faults: imported once, in the process from which all jobs are forked.
 PRELOADED = ("anyio", "hypothesis.stateful", "msgspec", "pytest", "safetensors.torch", "structlog", "torch")
 # Tests that say nothing about a fault: they draw new seeds each time, or they search for planted bugs by seed, which
 # they may miss if a fault reorders messages.
 DESELECTED = ("tests/simulation/test_seeds.py::test_fresh_seeds", "tests/simulation/test_mutations.py")
-# Time limit of a check: a multiple of its time without a fault, and at least this.
+# Time limit of a check: TIMES_AS_LONG times its time without a fault, but at least LEAST_SECONDS.
 LEAST_SECONDS, TIMES_AS_LONG = 20.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A seed or a test."""
+    """A seed of the simulator, or a test."""
 
     name: int | str  # a seed, or the id of a test
-    seconds: float  # without a fault
-    entered: frozenset[tuple[str, str]]  # (file, function) of the source tree that it enters
+    seconds: float  # time without a fault
+    entered: frozenset[tuple[str, str]]  # (file, function) of each function that the check enters, except in tests
 
     def reaches(self, file: Path, function: str) -> bool:
-        """Return whether it enters a function. Code outside of functions (empty name) concerns every check."""
+        """Return whether the check enters a function. Code outside of functions (empty name) concerns every check."""
         return not function or (str(file), function) in self.entered
 
 
 def enter(tree: Path) -> None:
-    """Let this process import from a copy of the tree, and discard its output."""
+    """Let this process import from a copy of the checkout, and discard the output of the process."""
     os.chdir(tree)
     sys.path[:0] = [str(tree)]
     import_from(tree)
@@ -48,19 +51,19 @@ def enter(tree: Path) -> None:
 
 
 def preload() -> None:
-    """Import what is slow to import, before processes are forked."""
+    """Import slow modules before processes are forked, so that the processes need not import them."""
     for name in PRELOADED:
         importlib.import_module(name)
 
 
 class TestFailed(Exception):
-    """Raised when a test fails; the message says how."""
+    """An error: a test has failed; the message says how."""
 
     __test__ = False
 
 
 def run_seeds(seeds: Iterable[Check], notify: Notify) -> None:
-    """Run seeds. The error of the first that fails is raised."""
+    """Run seeds of the simulator. Raises the error of the first seed that fails."""
     from tests.simulation.driver import Simulation
 
     for check in seeds:
@@ -71,7 +74,7 @@ def run_seeds(seeds: Iterable[Check], notify: Notify) -> None:
 
 
 def run_tests(tests: list[Check], notify: Notify) -> None:
-    """Run tests. Raises TestFailed if one fails twice in a row: a single failure may be due to a busy machine."""
+    """Run tests. Raises TestFailed if a test fails twice in a row: a single failure may be due to a busy machine."""
     while tests:
         notify("tests")
         first = run_watched(tests, notify)
@@ -85,7 +88,7 @@ def run_tests(tests: list[Check], notify: Notify) -> None:
 
 
 def run_watched(tests: list[Check], notify: Notify) -> "TestWatcher | None":
-    """Run tests up to the first failure. Return None if all pass."""
+    """Run tests up to the first failure. Return the plugin that has noted the failure, or None if all tests pass."""
     watcher = TestWatcher({str(check.name): check.seconds for check in tests}, notify)
     return None if run_pytest(list(watcher.seconds), watcher) == 0 else watcher
 
@@ -94,7 +97,7 @@ def run_pytest(names: list[str], plugin: object) -> int:
     import pytest
 
     arguments = ["-x", "-m", "not soak", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--capture=no"]
-    # pytest does not rewrite the assertions of modules that were imported before it started; that is no problem.
+    # pytest warns that it cannot rewrite assertions of modules that are already imported; that does no harm here.
     return int(pytest.main([*arguments, "-W", "ignore::pytest.PytestAssertRewriteWarning", *names], [plugin]))
 
 
@@ -105,7 +108,7 @@ def reason(report: Any) -> str:
 
 
 def limit_time(seconds: float) -> None:
-    """Kill this process (SIGALRM) if a check that normally takes `seconds` takes very much longer: it may never end."""
+    """Kill this process (SIGALRM) if a check that normally takes `seconds` takes far longer: it may never end."""
     signal.alarm(int(max(LEAST_SECONDS, TIMES_AS_LONG * seconds)))
 
 
@@ -131,7 +134,7 @@ class TestWatcher:
 
 
 class Tracer:
-    """Notes the functions of a tree (except its tests) that are entered, on all threads started after `start`."""
+    """A tracer of the functions of a checkout, except its tests, that threads enter which begin after `start`."""
 
     def __init__(self, tree: Path) -> None:
         self._prefix = f"{tree}/"
@@ -158,7 +161,10 @@ class Tracer:
 
 
 class TestTracer:
-    """A pytest plugin that measures each test. Functions entered by a shared fixture count for all tests of a file."""
+    """A pytest plugin that notes each test's time and the functions that the test enters.
+
+    Functions that a shared fixture enters count for all tests of the file.
+    """
 
     __test__ = False
 
@@ -176,7 +182,7 @@ class TestTracer:
         self._tracer.entered, self._began = set(), time.perf_counter()
 
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> None:
-        """Count the whole first test as part of a shared fixture: this hook does not show when the fixture is done."""
+        """Count all functions of the first test as the shared fixture's: no hook shows when the fixture is done."""
         if fixturedef.scope != "function":
             file = request.node.nodeid.partition("::")[0]
             self._shared.setdefault(file, self._tracer.entered)
@@ -189,14 +195,14 @@ class TestTracer:
         self._alone[nodeid] = time.perf_counter() - self._began, self._tracer.entered
 
     def checks(self) -> Iterator[Check]:
-        """Return the measured tests."""
+        """Yield each measured test as a check."""
         for name, (seconds, entered) in self._alone.items():
             shared = self._shared.get(name.partition("::")[0], set())
             yield Check(name, seconds, frozenset(entered | shared | (self._imported or set())))
 
 
 def measure_seeds(seeds: Iterable[int], tracer: Tracer, notify: Notify) -> Iterator[Check]:
-    """Run seeds and yield each as a check."""
+    """Run seeds of the simulator without a fault, and yield each as a check."""
     from tests.simulation.driver import Simulation
 
     imported = tracer.entered
@@ -208,7 +214,7 @@ def measure_seeds(seeds: Iterable[int], tracer: Tracer, notify: Notify) -> Itera
 
 
 def measure_tests(paths: Iterable[str], tracer: Tracer, notify: Notify) -> list[Check]:
-    """Run tests and return each as a check. Raises TestFailed if one fails."""
+    """Run tests without a fault, and return each as a check. Raises TestFailed if a test fails."""
     notify("tests")
     plugin = TestTracer(tracer)
     code = run_pytest([*paths, *(f"--deselect={name}" for name in DESELECTED)], plugin)

@@ -1,4 +1,4 @@
-"""One process for each job, forked from a process with all slow imports. A job may break its process."""
+"""One process for each job, because a job may break its process. All are forked after slow modules are imported."""
 
 import os
 import resource
@@ -22,15 +22,18 @@ class Running(Generic[W]):
     """A job and its process."""
 
     work: W
-    tree: Path  # the copy of the checkout that it uses
+    tree: Path  # the copy of the checkout that the job uses
     process: BaseProcess
-    at: str = ""  # its last progress report
-    failed: str = "the process ends without a result"  # why it failed; empty: `value` is its result
+    at: str = ""  # the job's last report of its progress
+    failed: str = "the process ends without a result"  # why the job failed; empty: `value` is the job's result
     value: Any = None
 
 
 def run_each(works: Iterable[W], trees: list[Path], do: Callable[[Path, W, Notify], Any]) -> Iterator[Running[W]]:
-    """Call `do` for each job in its own process, in a tree that no other job uses; yield the jobs as they end."""
+    """Call `do` for each job in its own process, with a copy of the checkout that no other running job uses.
+
+    Yields the jobs as they end.
+    """
     pending, free = iter(works), list(trees)
     running: dict[Connection, Running[W]] = {}
     while True:
@@ -58,7 +61,7 @@ def _fork(tree: Path, work: W, do: Callable[[Path, W, Notify], Any]) -> tuple[Co
 
 
 def _child(connection: Connection, tree: Path, work: W, do: Callable[[Path, W, Notify], Any]) -> None:
-    """Do a job, then exit at once: threads of broken code may never end."""
+    """Do a job, then exit without waiting for threads: threads of broken code may never end."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     try:
         connection.send(("done", do(tree, work, lambda text: connection.send(("at", text)))))
@@ -68,7 +71,7 @@ def _child(connection: Connection, tree: Path, work: W, do: Callable[[Path, W, N
 
 
 def _receive(connection: Connection, running: Running[Any]) -> bool:
-    """Receive a report of a process. Return False if the process has ended."""
+    """Receive a report of a job's process, and store it in `running`. Return False if the process has ended."""
     try:
         kind, content = connection.recv()
     except EOFError:

@@ -1,4 +1,4 @@
-"""Places in a Python file for a small fault, and the changes of its text that make one."""
+"""Sites: the places of a Python file at which a small change of the text makes a fault."""
 
 import ast
 import random
@@ -46,10 +46,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place for a fault, and the possible changes."""
+    """A place in a file that can get a fault, and the changes of text of which each makes a fault."""
 
     file: Path
-    function: str  # the outermost function around it; empty outside of functions
+    function: str  # the outermost function around the place; empty outside of functions
     changes: tuple[Change, ...]
 
 
@@ -58,10 +58,10 @@ class Mutant:
     """One fault in a file."""
 
     file: Path
-    function: str  # as in Site
+    function: str  # the outermost function around the fault; empty outside of functions
     line: int  # number of the changed line
     before: str  # the line without the fault
-    after: str  # the line with it
+    after: str  # the line with the fault
     source: bytes  # the whole file with the fault
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class Mutant:
 
 
 def draw_mutants(root: Path, pattern: str, count: int, seed: int) -> list[Mutant]:
-    """Draw `count` sites from the files that match a pattern, all equally likely, and one change at each."""
+    """Draw `count` sites, all equally likely, from the files that match a pattern, and one change at each site."""
     files = sorted(path for path in root.glob(pattern) if path.suffix == ".py")
     sites = [site for file in files for site in find_sites(file.relative_to(root), file.read_bytes())]
     rng = random.Random(seed)
@@ -78,7 +78,7 @@ def draw_mutants(root: Path, pattern: str, count: int, seed: int) -> list[Mutant
 
 
 def make_mutant(site: Site, change: Change, source: bytes) -> Mutant:
-    """Apply a change to the text of a file."""
+    """Return the fault that a change makes in the text `source` of a file."""
     new = source[: change.start] + change.text.encode() + source[change.end :]
     begin = source.rfind(b"\n", 0, change.start) + 1
     line = source.count(b"\n", 0, begin) + 1
@@ -97,7 +97,10 @@ def find_sites(file: Path, source: bytes) -> list[Site]:
 
 
 class _Finder(ast.NodeVisitor):
-    """Collects sites. Code that cannot change behaviour is skipped: annotations, error messages, logs, assertions."""
+    """A visitor that collects sites. It skips code whose faults do not matter.
+
+    Such code is annotations, error messages, logs and assertions.
+    """
 
     def __init__(self, file: Path, source: bytes) -> None:
         self.sites: list[Site] = []
@@ -203,7 +206,7 @@ class _Finder(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        """Remove assignments to attributes, but not in constructors: a missing attribute is too easy to find."""
+        """Leave out assignments to attributes, except in constructors: a missing attribute is found too easily."""
         updates = any(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets)
         if updates and self._function and not self._function.endswith(MAKERS):
             self._leave_out(node)
@@ -235,7 +238,7 @@ class _Finder(ast.NodeVisitor):
         return self._starts[node.lineno - 1] + node.col_offset, self._starts[node.end_lineno - 1] + node.end_col_offset
 
     def _negate(self, condition: ast.expr) -> None:
-        """Negate a condition that is no comparison. Comparisons are changed by their operators."""
+        """Negate a condition that is not a comparison. In comparisons, the operators are changed (visit_Compare)."""
         if isinstance(condition, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
             start, _ = self._span(condition)
             self._add(start, start, "not ")

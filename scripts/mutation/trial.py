@@ -8,7 +8,7 @@ from scripts.mutation.checks import Check, Tracer, enter, measure_seeds, measure
 from scripts.mutation.processes import Notify
 from scripts.mutation.sites import Mutant
 
-QUICK_SEEDS, QUICK_TEST = 100, 1.0  # seeds, and seconds of a test, that count as quick and run first
+QUICK_SEEDS, QUICK_TEST = 100, 1.0  # run first: this many seeds, and tests that take fewer seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ def measure(tree: Path, work: Baseline, notify: Notify) -> list[Check]:
 
 
 def try_it(tree: Path, trial: Trial, notify: Notify) -> None:
-    """Put the fault into the tree and run the checks; the error of the first that fails is raised.
+    """Put the fault into the tree and run the checks. Raises the error of the first check that fails.
 
-    The original file is kept under another name, see remove_fault.
+    The original file is kept under another name until remove_fault restores it.
     """
     notify("import")
     enter(tree)
@@ -64,11 +64,11 @@ def try_it(tree: Path, trial: Trial, notify: Notify) -> None:
 
 
 def remove_fault(tree: Path, trial: Trial) -> None:
-    """Restore the original file, after the trial's process has ended."""
+    """Restore the original file. Call this after the trial's process has ended."""
     file = tree / trial.mutant.file
     original(file).replace(file)
 
 
 def original(file: Path) -> Path:
-    """Return where the original is kept while the file has a fault."""
+    """Return the path at which the original is kept while the file has a fault."""
     return file.with_suffix(".clean")

@@ -9,8 +9,8 @@ from baton.actors.cache.pages import PagePool
 from baton.actors.cache.radix import Node, RadixTree, path_to_root
 from baton.actors.tokens import Tokens, common_prefix, count, cut
 
-WINDOWS = 64  # of time, each with a price of its own
-ROUNDS = 400  # of Adam
+WINDOWS = 64  # number of windows of time; each has its own price (see Past.bound)
+ROUNDS = 400  # steps of Adam
 STEP = 0.1  # learning rate of Adam, on the logarithm of the price
 
 Floats = npt.NDArray[np.float64]
@@ -19,18 +19,18 @@ Floats = npt.NDArray[np.float64]
 class Past:
     """All requests so far, as a radix tree; each node knows the last request that contained it.
 
-    It yields the choices of each request: to resume from a state that an earlier request passed, and how many tokens
-    that saves.
+    It notes the choices of each request. A choice is an earlier state from which the request can resume, with the
+    number of tokens that this saves.
     """
 
     def __init__(self) -> None:
         self.requests = self.tokens = 0
-        # One entry a choice: the request that may make it, the last request that had the state, and the tokens saved.
+        # One entry for each choice: the request, the last earlier request that passed the state, and the tokens saved.
         self._choosers, self._since, self._saved = array("q"), array("q"), array("q")
         self._tree: RadixTree[None] = RadixTree(PagePool(0, 1))
 
     def add(self, salt: str, prompt: Tokens, answer: Tokens) -> None:
-        """Add the next request."""
+        """Add the next request and its answer, and note the request's choices."""
         self.requests += 1
         self.tokens += count(prompt)
         root = self._tree.match(salt, b"", 0).node
@@ -40,7 +40,7 @@ class Past:
                 step.used = self.requests
 
     def _choose(self, node: Node[None], prompt: Tokens) -> None:
-        """Note the choices of a prompt. Among states with the same last request, only the deepest counts."""
+        """Note a prompt's choices. Among states that were last passed by the same request, only the deepest counts."""
         known, limit = 0, count(prompt) - 1
         found: dict[int, int] = {}
         while known < limit and (child := node.children.get(cut(prompt, known, known + 1))):
@@ -54,7 +54,7 @@ class Past:
         self._saved.extend(found.values())
 
     def frontiers(self) -> float:
-        """Return the mean number of states waiting to be used, if each request resumes from its deepest."""
+        """Return the mean number of states that wait to be used, if each request resumes from its deepest state."""
         deepest = dict(zip(self._choosers, self._since, strict=True))
         return sum(request - since for request, since in deepest.items()) / max(self.requests, 1)
 
@@ -64,7 +64,7 @@ class Past:
         A slot holds one state at a time, so a reuse occupies a slot from the state's last use until the request.
         Suppose that slots are rented at a price per time. Then each request independently takes its best choice, or
         none. The sum of these gains, plus the rent of all slots, is an upper bound for any prices (the Lagrangian
-        dual). Adam searches for prices, one a window of time, that make it small.
+        dual). Adam searches for prices, one for each window of time, that make this bound small.
         """
         if not self._choosers:
             return 0.0
@@ -100,7 +100,7 @@ class Moments:
         return cost
 
     def passed(self, selected: npt.NDArray[np.bool_]) -> Floats:
-        """Return, for each window, the part of it before a point, summed over the selected points."""
+        """Return, for each window, the part of the window before each selected point, summed over these points."""
         window = self._window[selected]
         ends = np.bincount(window, minlength=WINDOWS)
         whole: Floats = np.cumsum(ends[::-1])[::-1].astype(np.float64) - ends

@@ -12,12 +12,12 @@ from scripts.replaying.play import Outcome, make_ring, play
 from scripts.replaying.policies import POLICIES
 from scripts.replaying.workloads import Workload
 
-STATES_OF_EACH = 8  # slots per request; more than one ever keeps
+STATES_OF_EACH = 8  # slots per request in the run without limits; no request keeps as many states
 
 
 @dataclass(frozen=True)
 class Job:
-    """A workload to play, for all policies and sizes."""
+    """A workload to play with all policies and sizes."""
 
     workload: Workload
     requests: int
@@ -27,13 +27,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Unlimited:
-    """A workload without limits, and the limits that follow from it."""
+    """The run of a workload without limits, and the limits of the other runs, which follow from it."""
 
     outcome: Outcome
     states: float  # mean number of states that wait to be used
     running: float  # mean number of running requests
-    copies: int  # that host memory holds
-    slots: list[int]  # for each size
+    copies: int  # number of copies that host memory holds
+    slots: list[int]  # number of slots for each size
     bounds: list[float]  # for each size: upper bound of the share of tokens that can be reused
 
 
@@ -42,11 +42,11 @@ class Comparison:
     """A finished run without limits, and runs with limits that are in progress."""
 
     unlimited: Unlimited
-    limited: list[list[asyncio.Future[Outcome]]]  # by size, then by policy
+    limited: list[list[asyncio.Future[Outcome]]]  # outcomes by size, then by policy
 
 
 async def compare(pool: Executor, job: Job, sizes: Sequence[float], policies: Sequence[str]) -> Comparison:
-    """Play without limits, then start the other runs, which need its number of slots."""
+    """Play a job without limits, then start the runs with limits: their slots follow from the run without limits."""
     loop = asyncio.get_running_loop()
     unlimited = await loop.run_in_executor(pool, play_unlimited, job, sizes)
     limited = [

@@ -8,13 +8,13 @@ class Costs:
     """The seconds that each kind of work takes."""
 
     unit: int = 16  # tokens that one unit of the replay stands for
-    step: float = 0.008  # any step
+    step: float = 0.008  # any step, in addition to its units
     prefill: float = 16 / 30000  # each unit of a prompt
-    decode: float = 0.0002  # each row that decodes a unit
-    attention: float = 0.0  # each unit of a prompt, for each unit of its context
+    decode: float = 0.0002  # each row that decodes one unit
+    attention: float = 0.0  # each unit of a prompt, for each earlier unit that it attends to
     copy: float = 0.0002  # a state copied within the pool
     host: float = 0.004  # a state copied to host memory or back
-    host_unit: float = 0.0  # the keys and values of one unit, copied with it
+    host_unit: float = 0.0  # the keys and values of one unit, copied to host memory or back with a state
 
     def chunk(self, start: int, stop: int) -> float:
         """Return the seconds for a prompt's units [start, stop)."""

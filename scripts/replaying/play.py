@@ -26,7 +26,7 @@ from scripts.replaying.workloads import Answer, Arrival, Ask, Client, Workload
 
 END = 0  # the unit that ends an answer; no prompt contains it
 MAX_TREE_UNITS = 1 << 22
-EARLY = 64  # arrivals drawn at once, ahead of their time
+EARLY = 64  # number of arrivals that are drawn together, ahead of their time
 
 
 @dataclass
@@ -36,17 +36,17 @@ class Outcome:
     requests: int = 0
     prompt: int = 0  # units of prompts
     cached: int = 0  # units of prompts that were found in the cache
-    by_salt: Counter[str] = field(default_factory=Counter)  # `cached` of each salt
-    prompt_by_salt: Counter[str] = field(default_factory=Counter)  # `prompt` of each salt
+    by_salt: Counter[str] = field(default_factory=Counter)  # units found in the cache, by salt
+    prompt_by_salt: Counter[str] = field(default_factory=Counter)  # units of prompts, by salt
     first_tokens: list[float] = field(default_factory=list)  # seconds to first token of each request
     computed: int = 0  # units of prompts that the device computed
-    seconds: float = 0.0  # until all requests had ended
-    running: float = 0.0  # sum over requests, from submission to end
-    counters: Counter[str] = field(default_factory=Counter)  # of the cache and the scheduler
+    seconds: float = 0.0  # time until all requests have ended
+    running: float = 0.0  # time from submission to end, summed over all requests
+    counters: Counter[str] = field(default_factory=Counter)  # counters of the cache and the scheduler
 
     @property
     def reused(self) -> float:
-        """Share of the prompts that was found in the cache."""
+        """Share of the prompts' units that was found in the cache."""
         return self.cached / max(self.prompt, 1)
 
     def count(self, running: Running, now: float) -> None:
@@ -64,7 +64,7 @@ class Outcome:
 
 
 class Player:
-    """Submits the clients' requests at their times, and sends them the answers."""
+    """A player of a workload: submits the clients' requests at their times, and sends each client its answers."""
 
     def __init__(
         self, ring: VirtualRing, arrivals: Iterator[Arrival], limit: int, seed: int, past: Past | None
@@ -76,7 +76,7 @@ class Player:
         self._submitted = 0
 
     def play(self) -> Outcome:
-        """Run until all clients have ended, or `limit` requests were submitted."""
+        """Run until all clients have ended, or `limit` requests have been submitted; return the outcome."""
         self._schedule_arrivals()
         self._ring.run()
         ring, outcome = self._ring, self.outcome
@@ -85,7 +85,7 @@ class Player:
         return outcome
 
     def _schedule_arrivals(self) -> None:
-        """Schedule the next arrivals; at the last of them, schedule more."""
+        """Schedule the next arrivals, and a call of this function at the last of these arrivals."""
         some = list(islice(self._arrivals, EARLY))
         for arrival in some:
             self._ring.at(arrival.at, lambda client=arrival.client: self._continue(client, None))  # type: ignore[misc]
@@ -93,7 +93,7 @@ class Player:
             self._ring.at(some[-1].at, self._schedule_arrivals)
 
     def _continue(self, client: Client, answer: Answer | None) -> None:
-        """Send a client its answer, if any, and schedule its next request."""
+        """Send a client the answer to its last request, if any, and schedule the client's next request."""
         if self._submitted >= self._limit:
             return
         try:
@@ -116,7 +116,7 @@ class Player:
         self._ring.at(self._ring.now + ask.pause, lambda: self._submit(client, request, answer))
 
     def _answer(self, ask: Ask) -> tuple[Stops, Answer]:
-        """Return the stop condition of a request and its answer. A drawn answer ends with END."""
+        """Return the stop condition of a request, and its answer: the recorded answer, or random units and END."""
         if ask.known_answer:
             return Stops(len(ask.known_answer)), list(ask.known_answer)
         drawn = [*(self._rng.getrandbits(31) | 1 for _ in range(ask.answer - 1)), END]
@@ -151,7 +151,7 @@ def make_ring(
     limits = Limits(
         max_running=min(max_running, slots), max_queue=1 << 20, step_tokens=2048 // costs.unit, min_saving=1
     )
-    tiers = TierLimits(host_bytes=copies)  # one byte per state
+    tiers = TierLimits(host_bytes=copies)  # a state counts as one byte
 
     def make_cache(send: Send) -> Cache:
         waiting = 64 // costs.unit
@@ -166,10 +166,10 @@ def make_ring(
 
 
 def play(workload: Workload, ring: VirtualRing, requests: int, seed: int, past: Past | None = None) -> Outcome:
-    """Play a workload on a ring, which is closed at the end. `past` gets every request in order of arrival."""
+    """Play a workload on a ring, then close the ring. `past` gets every request, in order of arrival."""
     player = Player(ring, workload.draw(Random(seed), requests), requests, seed, past)
-    # A previous ring is part of a reference cycle: free it now. While a ring runs it makes no cycles, and collections
-    # would be slow, as there are many objects.
+    # A previous ring is part of a reference cycle, so free it now. A running ring makes no cycles, and has so many
+    # objects that garbage collections would be slow.
     gc.collect()
     gc.disable()
     try:

@@ -29,11 +29,11 @@ class MooncakeLine(Struct):
     timestamp: Annotated[float, Meta(ge=0)]  # milliseconds
     input_length: Annotated[int, Meta(ge=1)]
     output_length: Count
-    hash_ids: list[Annotated[int, Meta(ge=0, lt=UNITS)]]  # of each block of the prompt; the last may be shorter
+    hash_ids: list[Annotated[int, Meta(ge=0, lt=UNITS)]]  # id of each block of the prompt; the last may be shorter
 
 
 class AnyLine(Struct):
-    """The fields that distinguish the formats."""
+    """The fields of a trace's first line that distinguish the two formats."""
 
     type: str = ""
     hash_ids: list[int] | None = None
@@ -44,14 +44,14 @@ class Recorded:
     """One recorded request."""
 
     at: float  # seconds
-    numbers: Tokens  # of the prompt's blocks, followed by those of the answer if known
+    numbers: Tokens  # number of each block of the prompt, then of the answer if its blocks are known
     prompt: int  # units
     answer: int  # units
-    ends: tuple[int, ...]  # of the prompt's messages, in units
+    ends: tuple[int, ...]  # end of each message of the prompt, in units
     salt: str = ""
 
     def ask(self, rng: Random, block: int) -> Ask:
-        """Return the request. A prompt shorter than a block has no number, and becomes one random unit."""
+        """Return the request. A prompt shorter than a block has no block number, and becomes one random unit."""
         units = [(number * block + index) % UNITS for number in unpack(self.numbers) for index in range(block)]
         prompt = units[: self.prompt] or text(rng, 1, 1)
         answer = units[self.prompt :] if block == 1 else ()
@@ -64,11 +64,11 @@ class Trace:
 
     requests: list[Recorded]  # in order of arrival
     block: int  # units of a block
-    missing: int = 0  # events that were dropped when it was written
+    missing: int = 0  # events that the server dropped while it wrote the trace
 
 
 def recorded(path: Path, faster: float = 1.0) -> Workload:
-    """Return a trace as a workload, `faster` times as fast. Raises OSError or ValueError if it is not a valid trace."""
+    """Return a trace as a workload, `faster` times as fast. Raises OSError or ValueError if the trace is invalid."""
     return Workload(partial(arrivals, path, faster), read_trace(path).block)
 
 
@@ -85,7 +85,7 @@ def client(request: Recorded, rng: Random, block: int) -> Client:
 
 @cache
 def read_trace(path: Path) -> Trace:
-    """Read a trace of either format. Raises ValueError, which names the first invalid line."""
+    """Read a trace of either format. Raises OSError, or ValueError that names the first invalid line."""
     with path.open("rb") as file:
         first = file.readline()
     try:
@@ -105,9 +105,10 @@ def read_trace(path: Path) -> Trace:
 
 
 def mooncake_requests(path: Path) -> Iterator[Recorded]:
-    """Yield the requests. A later request can resume at the end of the last whole block, but not from the answer.
+    """Yield the requests of a Mooncake trace.
 
-    The trace has no ids for answers; as part of a later prompt, they get new ones.
+    A later request can resume at the end of the last whole block, but not from the answer: the trace has no ids for
+    answers, and an answer that is part of a later prompt has new ids there.
     """
     decoder = msgspec.json.Decoder(MooncakeLine)
     with path.open("rb") as file:
@@ -148,7 +149,7 @@ def served_trace(path: Path) -> Trace:
 
 
 def check_numbers(event: HistoryEvent, where: str) -> None:
-    """Raise ValueError if the number of blocks does not fit the lengths."""
+    """Raise ValueError if the number of blocks does not fit the lengths of prompt and answer."""
     whole = (event.prompt + event.answer) // UNIT
     if event.block != UNIT or len(event.blocks) != whole or min(event.prompt, event.answer) < 0:
         raise ValueError(

@@ -20,7 +20,7 @@ from scripts.replaying.costs import Costs
 
 
 class NoText:
-    """A vocabulary, and the text stream of each of its outputs, which is empty: the replay reads no text."""
+    """A vocabulary without text, which is its own detokenizer: the replay reads no text."""
 
     def detokenizer(self, prompt_tail: Sequence[int], skip_special_tokens: bool) -> "NoText":
         return self
@@ -37,24 +37,24 @@ class Running:
     """A submitted request. Times are virtual seconds."""
 
     request: Request
-    answer: list[int]  # what the device will generate
+    answer: list[int]  # tokens that the device will generate
     submitted: float
     first_token: float | None = None
-    output: Output | None = None  # the last one
-    ended: Callable[["Running"], None] | None = None  # called at the end
+    output: Output | None = None  # the last output
+    ended: Callable[["Running"], None] | None = None  # called when the request has ended
 
 
 @dataclass(eq=False)
 class VirtualDevice:
-    """A stream: each call begins when the previous ones have ended, and takes its time."""
+    """A device with one stream: each call begins when all previous calls have ended, and takes the time of `costs`."""
 
     costs: Costs
     requests: dict[str, Running]
-    at: Callable[[float, Callable[[], None]], None]  # schedules a call at a time
+    at: Callable[[float, Callable[[], None]], None]  # schedules a call at a virtual time
     deliver: Callable[[Ran | Transferred], None]  # sends a report to forward
     now: float = 0.0
     free_at: float = 0.0  # when all calls so far will have ended
-    computed: int = 0  # units of prompts
+    computed: int = 0  # units of prompts that were computed so far
     steps: int = 0
     copies_aside: bool = False
     _rows: dict[int, Running] = field(default_factory=dict)
@@ -102,7 +102,10 @@ class VirtualDevice:
         self.at(self.free_at, lambda: self.deliver(ran))
 
     def _token(self, row: int, position: int) -> int:
-        """Return the token after `position` tokens, or 0 after the answer: one more step may be in flight."""
+        """Return the row's token after `position` tokens.
+
+        After the end of the answer it is 0: when an answer ends, one more step may be in flight.
+        """
         running = self._rows[row]
         index = position - running.request.prompt_len
         return running.answer[index] if index < len(running.answer) else 0
@@ -112,7 +115,7 @@ class VirtualDevice:
 
 
 class VirtualRing:
-    """Cache, scheduler, forward and results. Messages are delivered in order, and take no time."""
+    """A ring of the actors cache, scheduler, forward and results. Messages are delivered in order, and take no time."""
 
     def __init__(
         self,
@@ -141,7 +144,7 @@ class VirtualRing:
         return lambda to, message: self._send(name, to, message)
 
     def at(self, time: float, what: Callable[[], None]) -> None:
-        """Call something at a virtual time."""
+        """Schedule a call at a virtual time."""
         self._numbers += 1
         heappush(self._timers, (time, self._numbers, what))
 

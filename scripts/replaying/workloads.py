@@ -1,4 +1,7 @@
-"""Workloads drawn from a seed. A client is a generator that yields requests and is sent the answers."""
+"""Workloads drawn from a seed. A client is a generator that yields requests and is sent the answers.
+
+Prompts and answers consist of units; a unit stands for 16 tokens (costs.py).
+"""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +17,7 @@ class Ask:
     pause: float  # virtual seconds since the previous answer, or since the client's arrival
     tokens: list[int]  # the prompt
     answer: int  # length of the answer
-    ends: tuple[int, ...] = ()  # of the prompt's messages
+    ends: tuple[int, ...] = ()  # end of each message of the prompt
     salt: str = ""
     known_answer: Sequence[int] = ()  # the answer, if it was recorded
 
@@ -35,7 +38,7 @@ class Workload:
     """A source of clients."""
 
     draw: Callable[[Random, int], Iterator[Arrival]]  # arrivals in order, for about this many requests
-    block: int = 1  # units; common prefixes of prompts are multiples of it
+    block: int = 1  # units of a block; common prefixes of prompts are whole blocks
 
 
 @dataclass
@@ -44,7 +47,7 @@ class Talk:
 
     tokens: list[int]
     salt: str = ""
-    ends: list[int] = field(default_factory=list)  # of its messages
+    ends: list[int] = field(default_factory=list)  # end of each message
 
     def say(self, new: list[int]) -> None:
         self.tokens = self.tokens + new
@@ -58,12 +61,12 @@ class Talk:
 
 
 def text(rng: Random, low: int, high: int) -> list[int]:
-    """Return random units, which occur nowhere else."""
+    """Return `low` to `high` random units, which practically never occur elsewhere."""
     return [rng.getrandbits(31) for _ in range(rng.randint(low, high))]
 
 
 def chat(rng: Random, system: list[int], turns: int, pause: Callable[[], float], salt: str = "") -> Client:
-    """Alternate questions and answers."""
+    """Hold a conversation of `turns` questions and answers."""
     talk = Talk(system, salt, [len(system)] if system else [])
     for _ in range(turns):
         talk.say(text(rng, 2, 12))
@@ -71,7 +74,7 @@ def chat(rng: Random, system: list[int], turns: int, pause: Callable[[], float],
 
 
 def chats_in_turns(rng: Random, requests: int) -> Iterator[Arrival]:
-    """Run 128 conversations whose turns alternate round-robin; then 128 others."""
+    """Run 128 conversations whose turns alternate round-robin; then 128 other conversations, and so on."""
     count, turns = 128, 12
     for group in range(max(1, requests // (count * turns))):
         begin = group * turns * count * 0.2
@@ -81,7 +84,7 @@ def chats_in_turns(rng: Random, requests: int) -> Iterator[Arrival]:
 
 
 def chats_at_random(rng: Random, requests: int) -> Iterator[Arrival]:
-    """Run users of very different activity, with a few system prompts and some long pauses."""
+    """Run conversations of users that differ in activity, with a few system prompts and some long pauses."""
     prompts = [text(rng, 20, 80) for _ in range(5)]
     at = 0.0
     made = 0
@@ -99,7 +102,10 @@ def chats_at_random(rng: Random, requests: int) -> Iterator[Arrival]:
 
 
 def agent(rng: Random, system: list[int], turns: int, depth: int = 0) -> Client:
-    """Run dozens of turns: a short tool call, then a result of up to thousands of tokens. Some fork sub-agents."""
+    """Run an agent for `turns` turns, which sometimes forks a sub-agent.
+
+    A turn is a short tool call, then a result of up to thousands of tokens.
+    """
     talk = Talk(system, "", [len(system)])
     talk.say(text(rng, 10, 60))
     for _ in range(turns):
@@ -110,7 +116,7 @@ def agent(rng: Random, system: list[int], turns: int, depth: int = 0) -> Client:
 
 
 def fork(rng: Random, talk: Talk) -> Client:
-    """Run a sub-agent that continues from this conversation."""
+    """Run a sub-agent that continues from the conversation `talk`, which stays unchanged."""
     other = Talk(talk.tokens, talk.salt, list(talk.ends))
     other.say(text(rng, 4, 20))
     for _ in range(rng.randint(3, 8)):
@@ -129,7 +135,7 @@ def agents(rng: Random, requests: int) -> Iterator[Arrival]:
 
 
 def editor(rng: Random, system: list[int], turns: int) -> Client:
-    """Regenerate an answer or edit an earlier message in half of the turns, and continue in the others."""
+    """Regenerate an answer or edit an earlier message in half of the turns, and continue in the other turns."""
     talk = Talk(system, "", [len(system)])
     for _ in range(turns):
         if len(talk.ends) > 2 and rng.random() < 0.5:
@@ -156,7 +162,7 @@ def once(tokens: list[int], answer: int, pause: float = 0.0, salt: str = "") -> 
 
 
 def best_of_n(rng: Random, requests: int) -> Iterator[Arrival]:
-    """Send the same prompt eight times at once; some continue as a search with their answers."""
+    """Send the same prompt eight times at once; some clients continue as a search, with their answers as prompts."""
     at, made = 0.0, 0
     few_shot = text(rng, 60, 100)
     while made < requests:
@@ -178,7 +184,7 @@ def search(rng: Random, prompt: list[int], levels: int) -> Client:
 
 
 def pollution(rng: Random, requests: int) -> Iterator[Arrival]:
-    """Mix chats with retrieval: as many long contexts, which are never reused."""
+    """Mix chats with equally many requests of retrieval, whose long contexts are never reused."""
     yield from merged(
         chats_at_random(Random(rng.random()), requests // 2),
         contexts(Random(rng.random()), requests // 2, 0.4),

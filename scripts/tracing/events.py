@@ -11,7 +11,7 @@ RING, SLOTS = 1, 2
 
 
 def trace_events(log: Sequence[Event]) -> list[TraceEvent]:
-    """Return the events in the order of their times, after the names of the tracks."""
+    """Return the trace events of a log: the names of the tracks, then all events in the order of their times."""
     clock = Clock(log)
     ring = Ring(clock, log, RING)
     timed = [*ring.slices(), *ring.flows(), *request_spans(clock, log), *slot_owners(clock, log), *units(clock, log)]
@@ -79,7 +79,7 @@ def span(at: int, phase: str, id: str, name: str, args: dict[str, Any]) -> Trace
 
 
 def slot_owners(clock: Clock, log: Sequence[Event]) -> Iterator[TraceEvent]:
-    """Yield a slice for each time between two moves of a slot in which the slot was not free."""
+    """Yield a slice for each interval between two moves of a slot, unless the slot was free."""
     held: dict[int, MoveEvent] = {}
     for event in log:
         match event:

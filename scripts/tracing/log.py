@@ -10,7 +10,7 @@ from baton.actors.runtime.events import DroppedEvent, Event, HeaderEvent, MoveEv
 
 
 class Holding(Struct, frozen=True):
-    """A line of GET /debug/slots, with the fields that moves determine."""
+    """A line of the ledger as GET /debug/slots shows it, with only the fields that moves of the slot determine."""
 
     slot: int
     place: str
@@ -19,7 +19,7 @@ class Holding(Struct, frozen=True):
 
 
 def read_log(path: Path) -> list[Event]:
-    """Return all events. Raises ValueError if it is not a trace file."""
+    """Return all events of a trace file. Raises ValueError if the file is not a trace file."""
     log = [event for _, event in numbered_events(path)]
     if not log:
         raise ValueError(f"{path} is not a trace file")
@@ -27,7 +27,7 @@ def read_log(path: Path) -> list[Event]:
 
 
 def numbered_events(path: Path) -> Iterator[tuple[int, Event]]:
-    """Yield each event with the number of its line, from 1. Raises ValueError if it is not a trace file.
+    """Yield each event with the number of its line, from 1. Raises ValueError if the file is not a trace file.
 
     A last line that is cut off is skipped: the server was killed while writing it.
     """
@@ -50,7 +50,7 @@ def dropped(log: Sequence[Event]) -> int:
 
 
 def rebuild_ledger(log: Sequence[Event]) -> list[Holding]:
-    """Return the ledger at the end of the log."""
+    """Return the ledger at the end of the log, one entry for each slot."""
     holdings: list[Holding] = []
     for event in log:
         match event:

@@ -16,7 +16,7 @@ POST_NS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A piece of work on a track. Times in nanoseconds since the log began."""
+    """A piece of work on a track. Times are nanoseconds since the log began."""
 
     began: int
     ended: int
@@ -90,9 +90,10 @@ class Ring:
         return {"sequence": event.sequence, "from": event.sender, "waited_us": waited, **known}
 
     def _message_flows(self, messages: Sequence[tuple[int, MessageEvent]]) -> Iterator[Flow]:
-        """Yield the flow of each message. One that was sent outside of any slice gets a short slice of its own.
+        """Yield the flow of each message. A flow must begin within a slice.
 
-        A message of the device leaves at the end of its step.
+        A message that was sent outside of any slice therefore gets a short slice of its own. A message of the device
+        leaves before the end of its step's slice.
         """
         outside: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         for unit, message in messages:
@@ -113,7 +114,10 @@ class Ring:
         return index >= 0 and moment <= did[index].ended
 
     def _posts(self, sender: str, posts: Sequence[tuple[int, str]]) -> Iterator[Slice]:
-        """Yield short slices, none of which overlaps the next on its track."""
+        """Yield a short slice for each of `posts`, the messages that `sender` sent outside of any slice.
+
+        A slice ends before the next slice on the track begins, because slices of a track must not overlap.
+        """
         began = sorted([each.began for each in self._did[sender]] + [left for left, _ in posts])
         for left, name in posts:
             following = bisect_right(began, left)
@@ -121,7 +125,7 @@ class Ring:
             yield Slice(left, end, f"send {name}", {})
 
     def _step_flows(self, messages: Sequence[tuple[int, MessageEvent]]) -> Iterator[Flow]:
-        """Yield the flow of each step from forward to the device, which may start before forward has ended."""
+        """Yield the flow of each step from forward to the device, which may start before forward has finished."""
         for unit, message in messages:
             step = self._steps.get((unit, message.step))
             if message.name == "Step" and step is not None:

@@ -1,4 +1,4 @@
-"""Copies on their way up: what a parked Acquire is to resume from, and the loan that keeps it there."""
+"""Copies that parked Acquires are to resume from, and the loans that keep these copies until then."""
 
 from baton.actors.cache.below.copies import CopyStore
 from baton.actors.cache.below.ranking import Ranking
@@ -8,26 +8,27 @@ from baton.actors.cache.waiting import Parked
 
 
 class Arrivals:
-    """The copies that parked Acquires are to resume from: found, lent to the Acquire, and loaded from their files."""
+    """The copies from which parked Acquires will resume. Each is lent to its Acquire, and read from disk if needed."""
 
     def __init__(self, store: CopyStore, ranking: Ranking) -> None:
         self._store, self._ranking = store, ranking
         self._parked: dict[int, Parked] = {}  # Acquires to which a copy is lent, by grant
 
     def copy_for(self, parked: Parked, position: int) -> Node[StateCopy] | None:
-        """Return the copy to resume from, if one lies beyond `position`, lent to `parked`; begin to load it if need be.
+        """Return a copy deeper than `position` to resume from, or None; lend it to `parked`, and begin to load it.
 
-        A session's own copy is always used, any other only if it is brought back sooner than computed.
+        The copy of the request's own session is always used. Another copy is used only if restoring it is faster than
+        computing its tokens.
         """
         acquire, store = parked.acquire, self._store
         node = store.match(acquire.salt, acquire.tokens, acquire.limit)
         awaited: Node[StateCopy] | None = parked.awaits
         is_lent = node is not None and node is awaited and copy_of(node).host is not Presence.ABSENT
         if node is not None and is_lent and node.end > position:
-            return node  # A parked Acquire is tried again and again: that counts as one use of the copy.
+            return node  # A parked Acquire is retried on every event. Count all its tries as one use of the copy.
         if node is None or node.end <= position or not self._pays(parked, node, position) or not store.load(node):
             self.release(parked)
-            # Ending the loan may have forgotten the copy: then look for the next one.
+            # If the copy was forgotten when its loan ended, look for the next copy.
             return self.copy_for(parked, position) if node is not None and node.state is None else None
         if awaited is not node:
             self.release(parked)
@@ -44,13 +45,13 @@ class Arrivals:
         return self._ranking.is_to_bring(node, position, in_host=copy_of(node).host is not Presence.ABSENT)
 
     def loaded(self, node: Node[StateCopy], error: str) -> None:
-        """Note that a file was read. If it could not be, the Acquires that wait for it compute, and say why."""
+        """Note that a file was read. If that failed, the Acquires that wait for it compute, and report "damaged"."""
         for parked in self._parked.values():
             if error and parked.awaits is node:
                 parked.awaits, parked.miss_reason = None, "damaged"
 
     def release(self, parked: Parked) -> None:
-        """End the loan to this Acquire, if it has one."""
+        """End the loan of a copy to this Acquire, if there is one."""
         self._parked.pop(parked.acquire.grant, None)
         if parked.awaits is not None:
             node, parked.awaits = parked.awaits, None

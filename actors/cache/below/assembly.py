@@ -1,4 +1,4 @@
-"""The cache of the server: the core with its eviction policy and its tiers."""
+"""The cache of the server: the cache actor with the server's eviction policy and tiers."""
 
 from collections import Counter
 
@@ -27,14 +27,14 @@ def make_cache(
     worth_waiting: int = WORTH_WAITING,
     kind: type[Cache] = Cache,
 ) -> Cache:
-    """Make a cache that evicts what is worth least, and copies states to host memory and disk.
+    """Make a cache actor with the eviction policy and the tiers of the server.
 
-    pages: the KV pool, of length 0 without attention
-    policy: which states and copies go first where room is short
-    costs: what tokens take to compute and states to store, by which "worth" weighs them
-    limits: bytes of the tiers; with NO_TIERS nothing fits into them
+    pages: the KV pages; their number is 0 if the model has no attention
+    policy: "worth" evicts the states and copies that are worth least first, "lru" the least recently used ones
+    costs: the costs of computing tokens and of storing states, from which "worth" is computed
+    limits: sizes of the tiers; with NO_TIERS the tiers hold nothing
     disk: None if states are not written to files
-    kind: a subclass, for tests
+    kind: the class to make; tests pass a subclass
     """
     tree: RadixTree[Lease] = RadixTree(pages)
     counters: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Commands about sessions: each that has to wait is tried again when what it waits for has come."""
+"""Commands about sessions. A command that cannot proceed waits for an event, and is tried again after it."""
 
 from collections.abc import Callable, Hashable, Iterator
 from enum import Enum, auto
@@ -8,24 +8,25 @@ from itertools import count
 from baton.actors.messages import Name, Suspend, Unname
 
 Command = Name | Unname | Suspend
-Entry = tuple[int, Command]  # with the order of arrival
+Entry = tuple[int, Command]  # the command's number in order of arrival, and the command
 
 
 class Awaited(Enum):
-    """Keys under which commands wait that are neither a session nor a node."""
+    """Keys under which commands wait (see Commands), other than sessions and nodes."""
 
-    ROOM = auto()  # room in host memory, which the end of something under way may make
+    ROOM = auto()  # free bytes in host memory, which the end of any copy, write or loan may bring
 
 
 class Commands:
-    """Name, Unname and Suspend, carried out in order of arrival, except those that have to wait.
+    """The queue of Name, Unname and Suspend: carried out in order of arrival, except for commands that have to wait.
 
-    A command waits under a key: the name of a session whose turn is open, a node with which something is under way, or
-    Awaited.ROOM. `wake` is called with the key when that has changed, so only commands that may succeed are tried.
+    A command waits under a key: the id of a session with an open turn, a node whose state or copy is lent or being
+    copied, or Awaited.ROOM. When that has ended, `wake` is called with the key. So only commands that may succeed are
+    tried again.
     """
 
     def __init__(self, carry_out: Callable[[Command], Hashable | None]) -> None:
-        """carry_out: carries out a command and returns None, or returns the key that it has to wait under."""
+        """carry_out: carries out a command and returns None, or returns the key under which the command has to wait."""
         self._carry_out = carry_out
         self._ready: list[Entry] = []
         self._waiting: dict[Hashable, list[Entry]] = {}
@@ -46,7 +47,7 @@ class Commands:
     def wake(self, key: Hashable) -> None:
         """Make the commands under this key ready to be tried again; under Awaited.ROOM only the first of them.
 
-        The room is often enough for one command only. `act` wakes the next one when the first got what it needs.
+        The free bytes are often enough for one command only. `act` wakes the next command when the first found enough.
         """
         for entry in self._take(key, first_only=key is Awaited.ROOM):
             heappush(self._ready, entry)
@@ -63,7 +64,7 @@ class Commands:
             if key is not None:
                 heappush(self._waiting.setdefault(key, []), entry)
             if key is not Awaited.ROOM:
-                # This command found room, or needed none: the next one that waits for room may find some too.
+                # This command found enough host memory or needed none, so the next one that waits for it may succeed.
                 self.wake(Awaited.ROOM)
 
     def _take(self, key: Hashable, first_only: bool = False) -> list[Entry]:

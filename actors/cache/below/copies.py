@@ -1,4 +1,4 @@
-"""The copies of states in host memory and on disk: which exist, and which go when there is no room."""
+"""The copies of states in host memory and on disk: which copies exist, and which are evicted when a tier is full."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -21,11 +21,12 @@ from baton.actors.tokens import Tokens, count
 class CopyStore:
     """The copies of states in host memory and on disk, found by salt and tokens.
 
-    Each copy is the state of a node in a radix tree without pages. Where there is no room, copies go in order of worth,
-    the least first: from host memory to a file, if it has a name or a file pays, or for good.
+    Each copy is the state of a node in a radix tree without pages. When a tier is full, the copy of least worth is
+    evicted first. From host memory it moves to a file if it has a session's name or if the file pays; otherwise it is
+    dropped.
 
-    A copy takes its bytes from the moment that it is begun until nothing is left of it: `host_bytes` and `disk_bytes`
-    never exceed the limits, whatever is under way.
+    Bytes are counted from the start of a copy, write or read until its result has left the tier again. So `host_bytes`
+    and `disk_bytes` never exceed the limits, even while copies and files are being made.
     """
 
     def __init__(
@@ -38,24 +39,24 @@ class CopyStore:
         settled: Callable[[Node[StateCopy]], None],
         ranking: Ranking | None = None,
     ) -> None:
-        """changed: called when a copy has come to another tier
+        """changed: called when a copy has moved to another tier
 
         gone: called when a copy is about to be forgotten
-        settled: called when something that was under way with a copy is over
+        settled: called when a transfer or a loan of a copy has ended
         """
         self.limits = limits
         self._ranking = ranking or Ranking()
         self.tree: RadixTree[StateCopy] = RadixTree(PagePool(0, 1), self._ranking.clock)
-        self.leaving: set[Node[StateCopy]] = set()  # flushed copies with which something is still under way
+        self.leaving: set[Node[StateCopy]] = set()  # flushed copies that are still lent, or being made or written
         self.host_bytes = self.disk_bytes = 0
         self.counters: Counter[str] = Counter()
         self._disk: Disk = disk if disk is not None and limits.disk_bytes else NoDisk()
         self._send, self._changed, self._gone, self._settled = send, changed, gone, settled
         self._host_copies = 0
-        self._bytes_in_writing = 0  # of host memory, of copies that can leave it when their files are written
+        self._bytes_in_writing = 0  # host memory of copies whose files are being written; it can be freed afterwards
         self._queues = CopyQueues(lambda: self._ranking.of_copies(self.tree))
-        self._coming: dict[int, Node[StateCopy]] = {}  # on their way to host memory, by key
-        self._writing: dict[int, Node[StateCopy]] = {}  # being written to files, by key
+        self._coming: dict[int, Node[StateCopy]] = {}  # copies on their way to host memory, by key
+        self._writing: dict[int, Node[StateCopy]] = {}  # copies that are being written to files, by key
         self._keys = 0
         for file in self._disk.files():
             self._register(file.salt, file.tokens, file.size)
@@ -66,7 +67,7 @@ class CopyStore:
 
     @property
     def busy(self) -> bool:
-        """Whether a file is being written or read, or a copy made."""
+        """Whether any copy is being made, or any file written or read."""
         return bool(self._coming or self._writing)
 
     def figures(self) -> dict[str, int]:
@@ -80,7 +81,7 @@ class CopyStore:
         }
 
     def can_hold(self, position: int) -> bool:
-        """Return whether a copy of a state at `position` fits into host memory at all."""
+        """Return whether a copy of a state at `position` would fit into empty host memory."""
         return self.limits.memory_bytes(position) <= self.limits.host_bytes
 
     # Finding
@@ -91,20 +92,21 @@ class CopyStore:
         return node if node is not None and not copy_of(node).lost else None
 
     def find(self, salt: str, tokens: Tokens) -> Node[StateCopy] | None:
-        """Return the copy at exactly the end of these tokens."""
+        """Return the copy at exactly the end of these tokens, or None."""
         node = self.match(salt, tokens, count(tokens))
         return node if node is not None and node.end == count(tokens) else None
 
     # Host memory
 
     def reserve(self, salt: str, tokens: Tokens, of: Node[Any] | None = None) -> tuple[Node[StateCopy], int] | None:
-        """Make room for a copy of a state that has none; return its node and key, or None if there is no room.
+        """Reserve host memory for a new copy of a state; return the copy's node and key, or None if it does not fit.
 
-        of: the state's node in the pool. If it has no name, its copy displaces none that has one or is worth more.
+        of: the state's node in the pool. If no session's name is on it, the new copy displaces no copy that has a name
+            or is worth more.
         """
         end = count(tokens)
         copy, deepest = self._new(end), self.tree.deepest(salt, tokens, end)
-        # A copy that is lost, but that a loan or a write still holds, occupies the node until that is over.
+        # A copy that failed but is still lent or being written occupies its node until the loan or write ends.
         is_taken = deepest is not None and deepest.end == end
         above = deepest.end if deepest is not None else 0
 
@@ -123,7 +125,7 @@ class CopyStore:
         return node, copy.key
 
     def follow(self, node: Node[StateCopy], of: Node[Any]) -> None:
-        """Take over kind and age from the node `of` in the pool, whose state goes: this copy is what is left of it."""
+        """Give a copy the kind and age of the node `of` in the pool, whose state is evicted: only the copy remains."""
         node.kind, node.used, node.ended = of.kind, of.used, of.ended
         self._queues.sort(node, used=True)
         for step, kind in superseded(node):
@@ -148,20 +150,20 @@ class CopyStore:
         self._end_of(node)
 
     def unmade(self, key: int) -> None:
-        """Note that the copy under `key`, which was reported as made, failed. Without a file it is lost."""
+        """Note that the copy under `key` has failed after `Exported` reported it as made. Without a file it is lost."""
         node = next((node for node in self.tree.states if copy_of(node).key == key and copy_of(node).in_host), None)
         if node is not None:
             self.counters["lost_copies"] += 1
-            # No Drop is sent: a write may be waiting for this copy, and learns from its entry that it failed.
+            # Send no Drop: it would delete the entry in host memory from which a waiting write learns of the failure.
             self._no_longer_in_host(node)
             (self._changed if copy_of(node).in_file else self._gone)(node)
             self._end_of(node)
 
     def load(self, node: Node[StateCopy]) -> bool:
-        """Read a copy from its file unless it is in host memory or on its way; return False if it does not fit."""
+        """Begin to read a copy from its file unless it is in host memory or coming; return False if it does not fit."""
         copy = copy_of(node)
         if copy.host is Presence.ABSENT:
-            self.lend(node)  # so that it does not go itself to make room
+            self.lend(node)  # so that freeing host memory for this copy does not forget the copy itself
             room = copy.in_file and self._make_host_room(copy.size)
             copy.loans -= 1
             self._queues.sort(node)
@@ -175,7 +177,7 @@ class CopyStore:
         return True
 
     def loaded(self, key: int, error: str) -> Node[StateCopy]:
-        """Note that a file was read, or that it cannot be and is forgotten; return the copy's node."""
+        """Note that a file was read, or forget its copy if the file is damaged; return the copy's node."""
         node = self._coming.pop(key)
         copy = copy_of(node)
         if not error:
@@ -191,7 +193,7 @@ class CopyStore:
         return node
 
     def claim(self, node: Node[StateCopy]) -> None:
-        """Note that a session is named on this copy."""
+        """Note that a session's name was put on this copy."""
         copy_of(node).usable = True
         self._become(node, Kind.NAMED)
 
@@ -208,9 +210,9 @@ class CopyStore:
     # Disk
 
     def write(self, node: Node[StateCopy]) -> bool:
-        """Begin to write a copy to its file unless it has one; return False if that cannot be done now.
+        """Begin to write a copy to a file unless it has one or is being written; return False if that is impossible.
 
-        It cannot if the copy is not in host memory, or the disk has no room.
+        A write is impossible while the copy is not in host memory, or if its file does not fit on the disk.
         """
         copy = copy_of(node)
         if copy.disk is Presence.ABSENT:
@@ -230,7 +232,7 @@ class CopyStore:
         return self._writing[key]
 
     def written(self, key: int, error: str) -> None:
-        """Note that a write is over. A file that failed is deleted, and the copy is not written again."""
+        """Note that a write has ended. If it failed, the file is deleted, and only a Suspend has it written again."""
         node = self._writing.pop(key)
         copy = copy_of(node)
         in_file = not error and not copy.flushed
@@ -239,7 +241,7 @@ class CopyStore:
         self._bytes_in_writing -= copy.size
         if error:
             self.counters["failed_writes"] += 1
-            # The file of a flushed copy was deleted by the flush, and a new one may be under way under its name.
+            # The flush has deleted the file of a flushed copy. A second delete could hit a newer file of the same name.
             if not copy.flushed:
                 self._disk.delete(root_of(node).salt, tokens_to(node))
         if not in_file:
@@ -247,17 +249,17 @@ class CopyStore:
         self._end_of(node)
 
     def drop_host(self, node: Node[StateCopy]) -> None:
-        """Let a copy leave host memory if it has a file and nothing is under way with it."""
+        """Drop a copy from host memory if it has a file, and is neither lent nor in transfer."""
         copy = copy_of(node)
         if copy.in_host and copy.in_file and not copy.busy:
             self._leave_host(node)
             self._changed(node)
 
     def write_ahead(self) -> None:
-        """Write the copy that would leave next, if host memory is more than three quarters full.
+        """Write the copy that would be evicted next, if host memory is more than three quarters full.
 
-        Then it can leave at once when room is needed. One copy is written at a time, only if its file pays, and only if
-        no other file is deleted for it. A copy that could not be written is not tried again.
+        A written copy can be dropped at once when host memory is needed. One copy is written at a time, only if it has
+        a name or its file pays, and only if no other file must be deleted for it. A failed write is not tried again.
         """
         if self.has_disk and not self._writing and self.host_bytes > self.limits.host_bytes * 3 // 4:
             node = self._queues.unwritten.least()
@@ -268,13 +270,13 @@ class CopyStore:
     # Going
 
     def _end_of(self, node: Node[StateCopy]) -> None:
-        """Sort a copy, or forget it, after something that was under way with it is over."""
+        """Update the queues after a transfer or loan of a copy has ended, and forget the copy if it is of no use."""
         self._queues.sort(node)
         self._forget_if_unused(node)
         self._settled(node)
 
     def release(self, node: Node[StateCopy]) -> None:
-        """Drop a copy that no session is named on any more, as soon as nothing is under way with it."""
+        """Drop a copy without a session's name, as soon as it is neither lent nor in transfer."""
         copy_of(node).usable = False
         self._queues.sort(node)
         self._forget_if_unused(node)
@@ -282,8 +284,8 @@ class CopyStore:
     def flush(self) -> None:
         """Forget every copy.
 
-        Files are deleted now: the disk works in order, so a file that is written later under the same name stays. A
-        copy with which something is under way can no longer be found, and is forgotten when that is over: `leaving`.
+        Files are deleted now. The disk works in order, so a file that is written later under the same name stays. A
+        copy that is lent or in transfer can no longer be found. It is in `leaving` until that ends.
         """
         for node in self.tree.clear():
             copy = copy_of(node)
@@ -298,7 +300,7 @@ class CopyStore:
             self._end_of(node)
 
     def ask_for_clearance(self, ticket: int) -> bool:
-        """Have the disk send Cleared after all calls so far; return False if there is no disk."""
+        """Make the disk send Cleared(ticket) after all calls so far; return False if there is no disk."""
         if self.has_disk:
             self._disk.clear(ticket)
         return self.has_disk
@@ -310,7 +312,7 @@ class CopyStore:
                 self.release(node)
 
     def _forget_if_unused(self, node: Node[StateCopy]) -> None:
-        """Forget a copy that is in no tier or no longer usable, unless something is under way with it."""
+        """Forget a copy that is in no tier or no longer usable, unless it is lent or in transfer."""
         copy = node.state
         if copy is None or copy.busy or (copy.usable and (copy.host, copy.disk) != (Presence.ABSENT, Presence.ABSENT)):
             return
@@ -355,13 +357,13 @@ class CopyStore:
     # Room
 
     def _make_host_room(self, size: int, may_go: Callable[[Node[StateCopy]], bool] = any_node) -> bool:
-        """Make room in host memory; return whether there are `size` bytes now.
+        """Evict copies from host memory until `size` bytes are free; return whether they are free now.
 
-        Copies with a file leave first. Then others are written, and leave when that is done, or are forgotten if they
-        cannot be written or a file does not pay. Bytes that are being written count as room to come, so that no more
-        copies go than needed.
+        Copies that also have a file are dropped first. Copies without a file are written, and dropped when the write
+        has ended; if a file cannot be written or does not pay, the copy is forgotten. Bytes of copies that are being
+        written count as soon to be free, so that no more copies are evicted than needed.
 
-        may_go: stop at the first copy for which it is false
+        may_go: whether a copy may be evicted; eviction stops at the first copy that may not
         """
         cap = self.limits.host_bytes
         if size > cap:
@@ -378,9 +380,9 @@ class CopyStore:
         return self.host_bytes + size <= cap
 
     def _make_disk_room(self, size: int, named: bool = True) -> bool:
-        """Make room on disk by deleting files; return whether there are `size` bytes now.
+        """Delete files until `size` more bytes are within the disk limit; return whether they are.
 
-        named: whether the room is for a copy with a name; for others no file of a copy with a name is deleted
+        named: whether the new file is of a copy with a name; if not, no file of a copy with a name is deleted
         """
         cap = self.limits.disk_bytes
         while size <= cap < self.disk_bytes + size and (node := self._queues.in_file.least()) is not None:
@@ -393,7 +395,7 @@ class CopyStore:
         return self.disk_bytes + size <= cap
 
     def _register(self, salt: str, tokens: Tokens, size: int) -> None:
-        """Register a file that was found at the start, or delete it if there is no room for it."""
+        """Register a file that was found at the start, or delete it if it does not fit within the disk limit."""
         if not self._make_disk_room(size):
             self._disk.delete(salt, tokens)
             return
@@ -414,7 +416,7 @@ class CopyStore:
     def _come(self, node: Node[StateCopy]) -> None:
         """Note that a copy is on its way to host memory.
 
-        It gets a new key, because a Drop of its old one may still be under way.
+        The copy gets a new key, because a Drop of its old key may still be in flight.
         """
         copy = copy_of(node)
         self._keys += 1

@@ -1,4 +1,4 @@
-"""The tiers of the server, host memory and disk: how states leave the pool and come back, and what names protect."""
+"""The tiers of the server: how states move between the pool, host memory and disk, and the commands about names."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable
@@ -34,7 +34,7 @@ from baton.actors.requests import Origin, Tier
 from baton.actors.storage.disk import Disk
 from baton.actors.tokens import count
 
-# The ticket of a Suspend that the cache gives itself when it drains: nothing is answered to it.
+# The ticket of a Suspend that the cache itself issues while it drains. Such a Suspend gets no answer.
 OWN_TICKET = -1
 # One slot in 16 is kept free for requests, at least one and at most four.
 SLOTS_PER_RESERVED, MOST_RESERVED = 16, 4
@@ -43,16 +43,16 @@ SLOTS_PER_RESERVED, MOST_RESERVED = 16, 4
 class HostAndDisk:
     """The Tiers of the server: move states between pool, host memory and files; carry out Name, Unname and Suspend.
 
-    A state on its way down::
+    The way of a state from its slot to a file::
 
-        cache ── Export (lease, pages) ──▶ forward          its pages are held, its node has no state
+        cache ── Export (lease, pages) ──▶ forward          the pages are held, the state's node has no state any more
         cache ◀── Exported (lease) ─────── forward          slot and pages are free, the copy is in host memory
-        cache ◀── Unmade ───────────────── forward          instead of a copy, if it failed after all
+        cache ◀── Unmade ───────────────── forward          only if the copy failed after `Exported`
         cache ── write ──▶ disk ── Written ──▶ cache        the copy is in a file too, and may leave host memory
 
-    The lease travels with the state and the pages keep a grant's reference, so nothing is used again before the copy
-    is made. A copy whose slot is wanted by a request costs that request a lap of messages; so a few slots are emptied
-    ahead of need (`slot_reserve`, `keep_slots_free`).
+    The lease travels with `Export`, and the pages keep a reference as if a grant held them. So neither slot nor pages
+    are used again before the copy is made. A request that needs such a slot waits for one lap of messages; therefore a
+    few slots are emptied ahead of need (`slot_reserve`, `keep_slots_free`).
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class HostAndDisk:
         self._counters: Counter[str] = Counter()
         self.slot_reserve = max(1, min(MOST_RESERVED, len(ledger.entries) // SLOTS_PER_RESERVED))
         self.ranking = ranking
-        self.exports: dict[int, list[int]] = {}  # the pages of each state on its way down, by the copy's key
+        self.exports: dict[int, list[int]] = {}  # pages of each state that is being copied to host memory, by key
         self._send, self._ledger, self._tree, self._eviction = send, ledger, tree, eviction
         self._pages = tree.pages
-        self._open_turns: Counter[str] = Counter()  # open grants by session
+        self._open_turns: Counter[str] = Counter()  # number of open grants of each session
         self.commands = Commands(lambda command: self._carry_out(command))
         self.names = Names(
             send, eviction.renamed, lambda node: self.store.claim(node), lambda node: self.store.release(node)
@@ -80,7 +80,8 @@ class HostAndDisk:
             limits, disk, send, self.names.changed_in_store, self.names.lost_in_store, self._settled_below, ranking
         )
         self._arrivals = Arrivals(self.store, ranking)
-        # The state for which `keep_slots_free` found no room below, and the time: it is not tried again at that time.
+        # The state for whose copy `keep_slots_free` found no host memory, and the clock's value then. The state is not
+        # tried again until the clock has advanced.
         self._refused: tuple[Node[Lease], int] | None = None
 
     @property
@@ -120,7 +121,7 @@ class HostAndDisk:
                 self.commands.add(message)
 
     def act(self) -> None:
-        """Carry out the commands that can be, keep within the sessions' share of slots, and write ahead."""
+        """Carry out commands that can proceed, evict named states beyond `session_slots`, and write files ahead."""
         self.commands.act()
         cap, named = self.store.limits.session_slots, self.names.named
         while cap is not None and len(named) > cap and (node := named.least()) is not None:
@@ -129,9 +130,9 @@ class HostAndDisk:
         self.store.write_ahead()
 
     def keep_slots_free(self) -> None:
-        """Copy the next states to go until `slot_reserve` slots are free or about to be.
+        """Evict states that need a copy, in order of eviction, until `slot_reserve` slots are free or soon will be.
 
-        States that need no copy are left: their slots can be had at once.
+        Stop at a state that needs no copy: its slot can be freed at once when a request needs it.
         """
         while self._ledger.counts[Place.FREE] + len(self.exports) < self.slot_reserve:
             node = self._eviction.next_to_evict(lambda node: not self._ledger.loans(_state(node)))
@@ -142,7 +143,7 @@ class HostAndDisk:
                 return
 
     def drain(self) -> None:
-        """Suspend every session to its file, and drop the copies that no session is named on."""
+        """Begin to write every session's state to its file, and drop the copies without a session's name."""
         self.ranking.unnamed = False
         self.store.release_unnamed()
         if self.store.has_disk:
@@ -158,9 +159,9 @@ class HostAndDisk:
         self._leave(node, self._place_below(node) if self.is_to_copy(node) else None)
 
     def demote(self, node: Node[Lease], may_lose: bool = True) -> bool:
-        """Move a state from its slot to host memory; return False if it is lent, or would be lost and must not be.
+        """Move a state from its slot to host memory; return False if it is lent, or if its copy does not fit.
 
-        may_lose: drop the state if there is no room for a copy
+        may_lose: if the copy does not fit, drop the state and return True
         """
         if self._ledger.loans(_state(node)):
             return False
@@ -171,7 +172,7 @@ class HostAndDisk:
         return True
 
     def _place_below(self, node: Node[Lease]) -> tuple[Node[StateCopy], int | None] | None:
-        """Return the node of a state's copy, and the key under which it is to be made; None if there is no room.
+        """Return the node of a state's copy, and the key under which to make the copy; None if the copy does not fit.
 
         The key is None if the copy exists already.
         """
@@ -183,7 +184,7 @@ class HostAndDisk:
         return below, None
 
     def _leave(self, node: Node[Lease], place: tuple[Node[StateCopy], int | None] | None) -> None:
-        """Take a state out of its slot. place: as `_place_below` returned it; None: the state is lost."""
+        """Take a state out of its slot. place: the result of `_place_below`; if it is None, the state is lost."""
         below, key = place or (None, None)
         self._eviction.evicted(node, copied=below is not None)
         lease = self._tree.take_state(node)
@@ -213,7 +214,7 @@ class HostAndDisk:
         self.store.exported(message.key)
 
     def _written(self, key: int, error: str) -> None:
-        """Note that a write is over. If it failed, a Suspend that waited for it ends in host memory."""
+        """Note that a write has ended. If it failed, answer each Suspend that waited for it with "host"."""
         node = self.store.writing(key)
         commands = self.commands.take(node) if error else []
         self.store.written(key, error)
@@ -232,7 +233,7 @@ class HostAndDisk:
         self.store.flush()
 
     def finish_flush(self, ticket: int) -> None:
-        """Send Flushed when the disk has deleted its files: it then sends Cleared(ticket). At once without a disk."""
+        """Send Flushed at once if there is no disk. Otherwise `Cleared` triggers it, after all files were deleted."""
         if not self.store.ask_for_clearance(ticket):
             self._send("api", Flushed(ticket))
 
@@ -261,7 +262,7 @@ class HostAndDisk:
         self.commands.wake(node)
 
     def _loaded(self, message: Loaded) -> None:
-        """Note that a file was read, or cannot be, and how long it took."""
+        """Note that a file was read, and how long that took; or that the file is damaged."""
         node = self.store.loaded(message.key, message.error)
         if message.seconds and not message.error:
             self.ranking.prices.measured_file(self.store.limits.file_bytes(node.end), message.seconds)
@@ -277,8 +278,8 @@ class HostAndDisk:
     def end_turn(self, session: str, last: Node[Lease] | None) -> None:
         """Wake the commands that waited for the turn's end, and report where the session's state is.
 
-        The turn has taken the name along if the state was moved. If it left no state of its own, the name goes back to
-        the deepest state of its path, or stays on the copy below the pool.
+        If the session's state was moved to the turn, it has lost the name. If the turn has then cached no new state,
+        the name stays on the session's copy, or is put on the deepest state of the turn's path if there is no copy.
         """
         self._open_turns[session] -= 1
         if not self._open_turns[session]:
@@ -291,7 +292,7 @@ class HostAndDisk:
             names.report(session)
 
     def is_busy(self, session: str) -> bool:
-        """Return whether a grant of this session is open, which may move its name."""
+        """Return whether a grant of this session is open: such a grant may move the session's name."""
         return session in self._open_turns
 
     def bind(self, session: str, node: Node[Lease]) -> None:
@@ -307,12 +308,12 @@ class HostAndDisk:
     # Commands
 
     def _settled_below(self, node: Node[StateCopy]) -> None:
-        """Wake the commands that wait for this copy, or for room."""
+        """Wake the commands that wait for this copy, or for free host memory."""
         self.commands.wake(node)
         self.commands.wake(Awaited.ROOM)
 
     def _carry_out(self, command: Command) -> Hashable | None:
-        """Carry out a command and return None, or return what it has to wait for."""
+        """Carry out a command and return None, or return the key under which it has to wait (see Commands)."""
         if self.is_busy(command.session):
             return command.session
         match command:
@@ -325,14 +326,14 @@ class HostAndDisk:
         return None
 
     def _name(self, name: Name) -> None:
-        """Put a name on the deepest state at or below the end of its tokens, in the pool or below it."""
+        """Put a name on the deepest state or copy at or before the end of the command's tokens."""
         end = count(name.tokens)
         pool = self._tree.deepest(name.salt, name.tokens, end)
         stored = self.store.match(name.salt, name.tokens, end)
         self.names.opened[name.session] = end > 0
         if pool is not None and (stored is None or pool.end >= stored.end):
             if self.names.stored.get(name.session) is not stored:
-                # The session's copy is on a path that it has left, so it is of no use after a kill either.
+                # The session has left the path of its copy, so the copy is of no use, even after a kill of the process.
                 self.names.unbind_from_store(name.session)
             self.names.bind_to_pool(name.session, pool)
         elif stored is not None:
@@ -341,9 +342,9 @@ class HostAndDisk:
             self.names.lose(name.session)
 
     def _suspend(self, suspend: Suspend) -> Hashable | None:
-        """Move a session's state one tier further down, and return what to wait for until the next one is possible.
+        """Move a session's state from slot to host memory to disk as far as possible, and answer with its last tier.
 
-        Called again each time; answers when the state is in the lowest tier that it can reach.
+        Return the key to wait under if the next move is not possible yet; `_suspend` is called again afterwards.
         """
         session = suspend.session
         pool = self.names.in_pool.get(session)
@@ -366,7 +367,7 @@ class HostAndDisk:
         return self._answer(suspend, "disk", stored.end)
 
     def _answer(self, suspend: Suspend, tier: Tier, position: int) -> Hashable | None:
-        """Answer a Suspend; return None, as nothing is left to wait for."""
+        """Answer a Suspend; return None, because the command has nothing left to wait for."""
         if suspend.ticket != OWN_TICKET:
             self._send("api", Suspended(suspend.ticket, tier, position))
         return None

@@ -1,29 +1,29 @@
-"""How much room the tiers have, and how many bytes a copy takes of it."""
+"""The sizes of the tiers below the pool, and how many bytes a copy takes in each."""
 
 from dataclasses import dataclass
 
 from baton.actors.tokens import WIDTH
 
-# An upper bound of a file's header, whatever the model.
+# An upper bound, in bytes, on the header of a state file of any model.
 FILE_OVERHEAD = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class TierLimits:
-    """Room below the pool, and sizes of what is copied there, in bytes."""
+    """The sizes of the tiers below the pool, and of the states and tokens that are copied there."""
 
-    host_bytes: int = 0  # for copies in host memory
-    disk_bytes: int = 0  # for files; 0: the disk is not used
-    state_bytes: int = 1  # of one state
-    token_bytes: int = 0  # of one token's keys and values in all layers
-    session_slots: int | None = None  # slots that sessions may keep between their turns; None: all
-    page_size: int = 1  # in tokens; host memory holds whole pages
+    host_bytes: int = 0  # the most bytes that copies in host memory may take
+    disk_bytes: int = 0  # the most bytes that files may take; 0: the disk is not used
+    state_bytes: int = 1  # bytes of one state
+    token_bytes: int = 0  # bytes of one token's keys and values in all layers
+    session_slots: int | None = None  # the most slots that states with a session's name may hold; None: any number
+    page_size: int = 1  # tokens in a page; host memory holds whole pages
     pinned: bool = False
-    """Whether host memory is page-locked, as a GPU needs to copy on its own. torch rounds such blocks up to powers of
-    two."""
+    """Whether host memory is page-locked, as asynchronous copies by a GPU require. torch rounds the size of each
+    page-locked block up to a power of two."""
 
     def copied_bytes(self, position: int) -> int:
-        """Return the bytes of a state at `position` and of the KV of its tokens."""
+        """Return the bytes of a state at `position` together with the KV of its tokens."""
         return self.state_bytes + self.token_bytes * position
 
     def memory_bytes(self, position: int) -> int:
@@ -33,7 +33,7 @@ class TierLimits:
         return sum(map(_power_of_two, parts)) if self.pinned else sum(parts)
 
     def file_bytes(self, position: int) -> int:
-        """Return the bytes that a file of a state at `position` takes at most."""
+        """Return the most bytes that the file of a state at `position` takes."""
         return self.copied_bytes(position) + WIDTH * position + FILE_OVERHEAD
 
 

@@ -1,4 +1,4 @@
-"""The names of sessions, each on a node of the pool's tree, on a copy below it, or on both."""
+"""The names of sessions. Each is on a node of the pool's tree, on a copy below the pool, or on both."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,10 @@ from baton.actors.messages import Kept
 
 
 class Names:
-    """The state from which each session resumes: a node of the pool's tree, or else a copy below, or else its tokens.
+    """The record of what each session resumes from: a node of the pool's tree, else a copy, else its tokens.
 
-    A session with a node in the pool may have an older copy too: it stays as long as it has a file, because the file is
-    what the session resumes from after the process is killed.
+    A session with a node in the pool may have an older copy too. That copy stays as long as it has a file, because
+    after a kill of the process the session resumes from this file.
     """
 
     def __init__(
@@ -24,9 +24,10 @@ class Names:
         claim: Callable[[Node[StateCopy]], None],
         release: Callable[[Node[StateCopy]], None],
     ) -> None:
-        """renamed: called when a name has come to a node of the pool, or has left it.
+        """renamed: called when a name was put on a node of the pool, or removed from it
 
-        claim: called when a copy gets a name. release: called when a copy has lost its last one.
+        claim: called when a name was put on a copy
+        release: called when the last name was removed from a copy
         """
         self.opened: dict[str, bool] = {}  # the open sessions, and whether they have any tokens
         self.in_pool: dict[str, Node[Lease]] = {}
@@ -38,7 +39,7 @@ class Names:
         self._release = release
 
     def bind_to_pool(self, session: str, node: Node[Lease]) -> None:
-        """Put a session's name on a state of the pool. Its copy loses the name, unless it is older and has a file."""
+        """Put a session's name on a state of the pool, and remove it from a copy that is not older or has no file."""
         self.unbind_from_pool(session)
         self.in_pool[session], self.opened[session] = node, True
         node.sessions.add(session)
@@ -50,7 +51,7 @@ class Names:
         self.report(session)
 
     def bind_to_store(self, session: str, node: Node[StateCopy]) -> None:
-        """Put a session's name on a copy below the pool, and take it off the pool's state and any other copy."""
+        """Put a session's name on a copy below the pool, and remove it from any state in the pool or other copy."""
         self.unbind_from_pool(session)
         node.sessions.add(session)
         self._claim(node)
@@ -67,26 +68,26 @@ class Names:
             self._renamed(node)
 
     def lose(self, session: str) -> None:
-        """Take a session's name off everything: it resumes from its tokens."""
+        """Remove a session's name from its state and its copy: the session will resume from its tokens."""
         self.unbind_from_pool(session)
         self.unbind_from_store(session)
         self.report(session)
 
     def close(self, session: str) -> None:
-        """Forget a session. Copies without another name are dropped."""
+        """Forget a session. Its copy is dropped if no other session's name is on it."""
         if session in self.opened:
             del self.opened[session]
             self.unbind_from_pool(session)
             self.unbind_from_store(session)
 
     def lost_in_pool(self, node: Node[Lease]) -> None:
-        """Take all names off a node whose state is gone."""
+        """Remove all names from a node of the pool whose state was evicted or flushed."""
         for session in sorted(node.sessions):
             self.unbind_from_pool(session)
             self.report(session)
 
     def lost_in_store(self, node: Node[StateCopy]) -> None:
-        """Take all names off a copy that is about to be forgotten."""
+        """Remove all names from a copy that is about to be forgotten."""
         for session in sorted(node.sessions):
             node.sessions.discard(session)
             del self.stored[session]
@@ -94,12 +95,12 @@ class Names:
                 self.report(session)
 
     def changed_in_store(self, node: Node[StateCopy]) -> None:
-        """Report the sessions that resume from a copy which is in another tier now."""
+        """Report the new tier of a copy for each session that resumes from it."""
         for session in sorted(node.sessions - self.in_pool.keys()):
             self.report(session)
 
     def report(self, session: str) -> None:
-        """Send Kept: where a session's state is now. A copy that is still being made is reported when it is there."""
+        """Send Kept with the tier of a session's state. A copy on its way to host memory is reported on arrival."""
         pool, stored = self.in_pool.get(session), self.stored.get(session)
         if pool is not None:
             self._send("api", Kept(session, "slot", pool.end))

@@ -1,19 +1,19 @@
-"""The time that it takes to compute tokens, and to bring their state back from below the pool instead, as measured."""
+"""Estimates of two times: to compute tokens, and to restore the state at their end from a copy instead."""
 
 from baton.actors.cache.below.limits import TierLimits
 from baton.actors.cache.worth.order import Costs
 from baton.actors.control import Speeds
 
-# Seconds a byte of a disk from which nothing was read yet.
+# Assumed seconds per byte for reading a file, until the first file was read.
 DISK_AT_FIRST = 1 / 500e6
 # Weight of the newest measurement in the moving average of the disk's speed.
 NEWEST = 0.2
 
 
 class Prices:
-    """Estimates of times, in seconds.
+    """Estimates, in seconds, of computing tokens and of restoring copies, from measured speeds.
 
-    As long as the device's speed is unknown, making a copy never pays, and a copy that exists is always brought back.
+    As long as the device's speed is unknown, making a copy never pays, and a copy that exists is always restored.
     """
 
     def __init__(self, costs: Costs, limits: TierLimits) -> None:
@@ -29,15 +29,16 @@ class Prices:
         self._file_byte += NEWEST * (seconds / size - self._file_byte)
 
     def is_quicker(self, position: int, start: int, in_host: bool) -> bool:
-        """Return whether bringing back a copy at `position` is quicker than computing the tokens from `start` on."""
+        """Return whether restoring a copy at `position` is faster than computing the tokens [start, position)."""
         return not self._speeds.operation or self._bringing(position, in_host) < self._computing(start, position)
 
     def pays(self, chance: float, position: int, start: int, in_host: bool = True) -> bool:
-        """Return whether a copy is likely to save more time than making it costs.
+        """Return whether a copy is expected to save more time than it takes to make.
 
-        chance: the probability that a request ever resumes from it
-        position, start: its position, and that of the next state above it, from which it would be computed
-        in_host: whether it is a copy in host memory; otherwise a file
+        chance: the probability that a request ever resumes from the copy
+        position: the position of the copy
+        start: the position of the next state above the copy, from which its tokens would be computed
+        in_host: whether the copy is to be made in host memory; otherwise in a file
         """
         moving = self._bringing(position, in_host)
         if in_host and self._limits.memory_bytes(position) > self._limits.host_bytes:

@@ -1,4 +1,4 @@
-"""Which copies pay, and the orders in which states leave the pool and copies leave the tiers below it."""
+"""The decisions which copies pay, and the orders in which states leave the pool and copies leave their tiers."""
 
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ S = TypeVar("S")
 
 
 class Ranking:
-    """The grounds on which states are copied and go: probabilities of use, prices of computing and copying, age."""
+    """The estimates that decide what is copied and evicted: chances of use, times to compute and copy, and age."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class Ranking:
         limits: TierLimits = NO_TIERS,
         clock: Clock | None = None,
     ) -> None:
-        """clock: of the pool's tree, by which copies age too."""
+        """clock: the clock of the pool's tree, which also measures the age of copies."""
         self.chances, self.prices, self.clock = Chances(), Prices(costs, limits), clock or Clock()
         self.unnamed = True  # whether states without a session's name are copied
         self._policy, self._costs = policy, costs
@@ -42,7 +42,7 @@ class Ranking:
         return bool(node.sessions) or self._pays(node, in_host=False)
 
     def is_to_bring(self, node: Node[Any], start: int, in_host: bool) -> bool:
-        """Return whether a copy is brought back for a request that could compute on from position `start` instead."""
+        """Return whether a copy is restored for a request that could instead compute its tokens from `start`."""
         return self.prices.is_quicker(node.end, start, in_host)
 
     def age(self, node: Node[Any]) -> int:

@@ -1,4 +1,4 @@
-"""A copy of a state below the pool: where it is, and which queues it stands in."""
+"""A copy of a state below the pool: in which tiers it is, and in which queues of copies to write or evict next."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from baton.actors.requests import Tier
 
 
 class Presence(Enum):
-    """Whether a copy is in one tier."""
+    """The presence of a copy in one tier: host memory or disk."""
 
     ABSENT = auto()
     COMING = auto()  # being made, read or written
@@ -19,17 +19,17 @@ class Presence(Enum):
 
 @dataclass(eq=False, slots=True)
 class StateCopy:
-    """A state below the pool: in host memory, in a file, or both."""
+    """The copy of a state below the pool: in host memory, in a file, or both."""
 
-    key: int  # under which forward and the disk's thread know the copy in host memory
-    size: int  # bytes of host memory
-    file_size: int  # bytes on disk
+    key: int  # the number under which forward and the disk's thread find the copy in host memory
+    size: int  # bytes that the copy takes in host memory
+    file_size: int  # bytes that the copy takes on disk
     host: Presence = Presence.ABSENT
     disk: Presence = Presence.ABSENT
-    loans: int = 0  # requests that wait for it or are filled from it
-    usable: bool = True  # whether it may be used again; otherwise it goes as soon as nothing is under way with it
-    unwritable: bool = False  # whether writing its file has failed
-    flushed: bool = False  # whether it was flushed: it is no longer in the tree, and is not to be found
+    loans: int = 0  # number of Acquires that wait for this copy, and of grants whose slot is filled from it
+    usable: bool = True  # whether requests may use the copy; if not, it is forgotten as soon as it is not `busy`
+    unwritable: bool = False  # whether writing the copy's file has failed
+    flushed: bool = False  # whether a flush has removed the copy from the tree, so that no request finds it
 
     @property
     def in_host(self) -> bool:
@@ -41,7 +41,7 @@ class StateCopy:
 
     @property
     def lost(self) -> bool:
-        """Whether it is neither in a tier nor on its way to host memory."""
+        """Whether the copy is neither in a tier nor on its way to host memory."""
         return self.host is Presence.ABSENT and self.disk is not Presence.PRESENT
 
     @property
@@ -50,7 +50,7 @@ class StateCopy:
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way with it, so that it must not go."""
+        """Whether the copy is lent, or in transfer (being made, read or written), so that it must not be evicted."""
         return self.loans > 0 or Presence.COMING in (self.host, self.disk)
 
 
@@ -63,21 +63,21 @@ def copy_of(node: Node[StateCopy]) -> StateCopy:
 
 
 class CopyQueues:
-    """The queues that copies stand in, each in order of worth, the least first.
+    """The queues of copies that can be evicted or written next, each in order of worth, the least first.
 
-    A busy copy is in none of them, except that a lent one can be written ahead.
+    A busy copy is in no queue, except that a lent copy may be in `unwritten`.
     """
 
     def __init__(self, order: Callable[[], Order[StateCopy]]) -> None:
-        self.in_both = order()  # can leave host memory at once, as it has a file
-        self.in_host_only = order()  # can make room in host memory by being written or lost
-        self.unwritten = order()  # can be written ahead
-        self.in_file = order()  # can make room on disk
+        self.in_both = order()  # copies that can be dropped from host memory at once, because they have files
+        self.in_host_only = order()  # copies that must be written or lost to free their host memory
+        self.unwritten = order()  # copies that can be written ahead
+        self.in_file = order()  # copies whose files can be deleted to free disk space
 
     def sort(self, node: Node[StateCopy], used: bool = False) -> None:
-        """Put the copy of this node into the right queues, after any change of it or when it is gone.
+        """Put the copy of this node into the right queues, after the copy has changed or was forgotten.
 
-        used: it was used, or its kind has changed, so its place within the queues changes too.
+        used: whether the copy was used or its kind has changed, so that its position within the queues changes too
         """
         copy = node.state if node.state is not None and not node.state.flushed else NOWHERE
         unwritten = copy.in_host and copy.disk is Presence.ABSENT

@@ -1,4 +1,4 @@
-"""A set of a tree's nodes from which the least recently used can be had without looking at all of them."""
+"""A set of tree nodes that finds the least recently used node without searching all of them."""
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
@@ -13,10 +13,10 @@ S = TypeVar("S")
 
 
 class ByAge(Generic[S]):
-    """An Order in which the least recently used state goes next, and a new state is worth more than any other.
+    """An Order in which the least recently used state is evicted next, and a new state is worth more than any other.
 
-    When a node is taken out or used, its entry in the heap stays until it is the lowest, and is corrected then. So each
-    call takes O(log n) for each change since the last one.
+    A heap orders the nodes by last use. When a node is removed or used, its entry in the heap stays as it is, and is
+    corrected when it becomes the lowest entry. So a call of `least` takes O(log n) for each change since the last call.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The server's eviction policy: what each cached state is, and what becomes of it, from which its worth is learned."""
+"""The server's eviction policy: it tracks the kind of each cached state, and learns how often each kind is used."""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -13,32 +13,32 @@ from baton.actors.lease import Lease
 
 # At most this many ghosts (see Lives) for each cached state.
 GHOSTS = 16
-# An evicted state that is missed within this many uses for each cached state should have stayed: it is "regretted".
-# A request makes about this many uses.
+# An evicted state counts as "regretted" if it is missed within (SOON × number of cached states) uses of the pool.
+# A request makes about SOON uses.
 SOON = 4
 # A state becomes a hub when this many grants have copied it.
 MANY = 4
-# When a conversation branches, at most this many nodes of its other branches are looked at.
+# When a conversation branches, at most this many nodes of its other branches are visited.
 OTHERS = 32
 ENDS = (Kind.NEW, Kind.FRONTIER, Kind.SOON)
-# A state of these kinds keeps its kind when a client asks for it.
+# A state of these kinds keeps its kind when a client requests a state at its position.
 PROVEN = (Kind.HUB, Kind.NAMED)
 S = TypeVar("S")
 State: TypeAlias = Node[Lease]
 
 
 class Lives:
-    """An EvictionPolicy that follows each state's life: it knows each state's kind, and learns how kinds fare.
+    """An EvictionPolicy that tracks the kind of each state, and learns how likely states of each kind are to be used.
 
-    Every report about a state is the end of an observation (a state of this kind, watched from one age to another, was
-    used or was not), and the begin of the next. An evicted state is watched further as a *ghost*, until a grant would
-    have resumed from it or its node leaves the tree; otherwise nothing could be learned about ages that states of its
-    kind do not reach in the pool. `chances` turns the observations into probabilities, and `order` says by them, or
-    by age alone, which state goes next.
+    Every report about a state ends one observation and begins the next. An observation is: a state of this kind was
+    watched from one age to another, and was used or not. An evicted state is still watched, as a *ghost*, until a
+    grant would have resumed from it or its node leaves the tree. Without ghosts nothing could be learned about ages
+    that states of a kind do not reach in the pool. `chances` turns observations into probabilities. `order` decides
+    from these, or from age alone, which state is evicted next.
     """
 
     def __init__(self, tree: RadixTree[Lease], chances: Chances, order: Order[Lease], counters: Counter[str]) -> None:
-        """counters: counts, for each kind, states that were used, evicted, and missed soon after ("regretted")."""
+        """counters: by kind, the states that were used, evicted, and missed soon after the eviction ("regretted")."""
         self.order = order
         self._tree, self._chances, self._counters = tree, chances, counters
         self._ghosts: OrderedDict[State, None] = OrderedDict()
@@ -71,10 +71,10 @@ class Lives:
         return Kind.FRONTIER if any(step.ended for step in ancestors(node)) else Kind.NEW
 
     def _leave_others(self, node: State, prompt: int) -> None:
-        """Make the ends of a conversation's other ways LEFT, now that it has gone another way.
+        """Set the ends of a conversation's other branches to the kind LEFT, now that the conversation ends at `node`.
 
-        The ways part at the nearest ancestor with several children. They are ways of one conversation if they part
-        after the prompt, or if a request has ended above: otherwise two conversations only begin alike.
+        The branches separate at the nearest ancestor with several children. They belong to one conversation if they
+        separate after the prompt, or if a request has ended further up. Otherwise two conversations only begin alike.
         """
         way = next(
             (step for step in path_to_root(node) if step.parent is not None and len(step.parent.children) > 1), None
@@ -154,14 +154,14 @@ class Lives:
             self.order.put(node, False)
 
     def _supersede(self, node: State) -> None:
-        """Give the states above `node` the kinds that they have now that their conversation has come to it."""
+        """Update the kinds of the states above `node`, because their conversation has now reached `node`."""
         for step, kind in superseded(node):
             self._pass_on(step, kind)
 
     def _inherit(self, node: State) -> None:
-        """Let the next state above take the kind and age of an evicted end: the next turn will resume from it now.
+        """Give the kind and age of an evicted end to the next state above, from which the next turn will now resume.
 
-        Only if it is a state of the same conversation, not a hub or a branch of many.
+        This applies only if the state above belongs to the same conversation: hubs and branches belong to several.
         """
         heir = next((step for step in ancestors(node) if step.state is not None), None)
         if heir is not None and heir.kind in (Kind.PROMPT_END, Kind.LAST_END, Kind.CHECKPOINT, Kind.INTERIOR):
@@ -170,7 +170,7 @@ class Lives:
             heir.since = self._age(heir)
 
     def _pass_on(self, node: State, kind: Kind) -> None:
-        """End the observation of a state as one of its old kind, and begin one of the new kind at its present age."""
+        """End the observation of a state under its old kind, and begin one under the new kind at its present age."""
         if node.kind is not kind:
             self._learn(node, used=False)
             node.since = self._age(node)
@@ -192,9 +192,10 @@ class Lives:
 
 
 def kind_after(node: Node[S]) -> Kind:
-    """Return what kind of state `node` has after one more grant has copied it.
+    """Return the kind of the state of `node` after one more grant has copied it.
 
-    The grant continues a conversation whose end it was, which makes it the last end, or else it is a branch.
+    NAMED, HUB and ASKED come first, in this order. Otherwise the state becomes LAST_END if it was an end, because the
+    grant continues its conversation; and BRANCH if it was not.
     """
     if node.sessions:
         return Kind.NAMED
@@ -206,10 +207,10 @@ def kind_after(node: Node[S]) -> Kind:
 
 
 def superseded(node: Node[S]) -> Iterator[tuple[Node[S], Kind]]:
-    """Yield the states above `node` that change their kind because a conversation has ended at it, and the new kinds.
+    """Yield each state above `node` that changes its kind because a request has ended at `node`, with the new kind.
 
-    The nearest end above stays worth keeping, for a client that asks again or edits: LAST_END, unless a named state
-    lies between. Ends further up become INTERIOR.
+    The nearest end above becomes LAST_END, for a client that regenerates or edits. Ends further up become INTERIOR, as
+    does the nearest end if a state with a session's name lies between.
     """
     has_last = False
     for step in ancestors(node):

@@ -1,4 +1,4 @@
-"""The order in which states go: what a state saves for its size, times how likely it is to be used."""
+"""The order in which states are evicted: by probability of use, times the computation that a use saves, per byte."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -14,13 +14,13 @@ from baton.actors.kinds import Kind
 
 S = TypeVar("S")
 Policy: TypeAlias = Literal["worth", "lru"]
-# At an end of a queue, at most this many states are moved to another queue before one is taken as it is.
+# At each end of a queue, at most this many states whose savings have changed are moved to another queue at a time.
 LOOKS = 8
-# All queues are looked at again after this many uses, or after one use for each FRESH_SHARE states if that is more.
+# The heap is built again after max(LEAST_FRESH, number of states ÷ FRESH_SHARE) uses of the pool.
 LEAST_FRESH, FRESH_SHARE = 16, 32
-# A state gets a new entry in the heap when its worth has risen by this factor since its last one.
+# A state's entry in the heap is replaced when the state's worth has changed by more than this factor.
 RISEN = 1.05
-# The heap may hold this many outdated entries, and one for each state, before it is built again.
+# The heap is built again when its outdated entries outnumber the states by more than this.
 ROOM_FOR_GONE = 64
 # Below a new state, at most this many nodes are searched for states that save less now.
 BELOW = 16
@@ -28,15 +28,15 @@ BELOW = 16
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The cost of computing tokens, in any one unit, and the bytes that states take."""
+    """The costs of computing tokens, all in one unit of any kind, and the bytes that states and tokens take."""
 
-    compute: float = 1.0  # to compute one token
-    attend: float = 0.0  # to compute one token, for each token before it: attention
+    compute: float = 1.0  # cost of computing one token, without attention
+    attend: float = 0.0  # cost of attention: for each token, and each token before it
     slot: float = 1.0  # bytes of a state
     token: float = 0.0  # bytes of the keys and values of one token
 
     def saved(self, start: int, end: int) -> float:
-        """Return what is saved if the tokens [start, end) need not be computed."""
+        """Return the cost of computing the tokens [start, end), which a state at `end` saves."""
         return (end - start) * self.compute + (end * end - start * start) / 2 * self.attend
 
 
@@ -44,45 +44,47 @@ PER_TOKEN = Costs()
 
 
 class Order(Protocol[S]):
-    """A set of a tree's states, and which of them goes next."""
+    """A set of states of one tree, ordered by which state is evicted next."""
 
     def __contains__(self, node: Node[S]) -> bool: ...
 
     def put(self, node: Node[S], belongs: bool) -> None:
-        """Add a node, or take it out. Call it again when the node's state was used or its kind has changed."""
+        """Add a node, or remove it. Call `put` again when the node's state was used or has changed its kind."""
 
     def least(self, may_go: Callable[[Node[S]], bool] = any_node) -> Node[S] | None:
-        """Return the state that goes next among those for which `may_go` is true; None if there is none."""
+        """Return the state to evict next, among states for which `may_go` is true; None if there is none."""
 
     def worth(self, node: Node[S]) -> float:
-        """Return a number by which states compare: the state that goes next has about the lowest of all."""
+        """Return the number by which states are compared: the state to evict next has about the lowest."""
 
     def admits(self, kind: Kind, start: int, end: int, instead: Node[S], age: int = 0) -> bool:
-        """Return whether a state that is not in the set is worth more than `instead`, which is.
+        """Return whether a new state, which is not in the set, is worth more than `instead`, which is in the set.
 
-        kind, age: of that state. start, end: the position of the next state above it, and its own
+        kind, age: kind and age of the new state
+        start, end: position of the next state above the new state, and position of the new state
         """
 
 
-Queue = OrderedDict[Node[S], None]  # in order of use, the least recent first
-Place: TypeAlias = tuple[Kind, int]  # of a queue: the kind of its states, and the binary exponent of their savings
-Entry = tuple[float, int, Node[S], Place]  # worth, number of the entry, state, and the queue that it was in
+Queue = OrderedDict[Node[S], None]  # states in order of use, the least recent first
+Place: TypeAlias = tuple[Kind, int]  # the key of a queue: kind of its states, and binary exponent of their savings
+Entry = tuple[float, int, Node[S], Place]  # worth, number of the entry, state, and key of the state's queue
 
 
 class ByWorth(Generic[S]):
-    """An Order in which the state of the least worth goes first.
+    """An Order in which the state of the least worth is evicted first.
 
-    Worth is the state's index (`chances`: roughly, its probability of use in time) times the cost that a use saves,
-    divided by the bytes that it holds.
+    Worth is the state's index (`chances`: its expected uses per time) times the cost that a use saves, divided by the
+    bytes that the state holds. The cost per byte is called the state's savings.
 
     Worth changes with every use, as states age, and with everything that is learned, so a heap of all states by worth
-    would be out of date at once. But among states of one kind that save about as much (within a factor of two), worth
-    depends on age alone. So there is a queue in order of use for each kind and magnitude of savings, and the state that
-    is worth least is taken to be at one of the two ends of a queue, as worth falls or rises with age.
+    would be out of date at once. But among states of one kind and of similar savings (within a factor of two), worth
+    depends almost only on age. So there is one queue, in order of use, for each kind and magnitude of savings. Worth
+    mostly rises or falls with age, so the state of least worth is assumed to be at one of the two ends of a queue.
 
-    The heap holds those ends as of the last look, and every state that was put in a queue since. It is built again
-    after some uses, or when something was learned. So the cost grows with the number of queues, not of states. The
-    savings of a state depend on its neighbours in the tree; they are computed again when it is next to be evicted.
+    The heap holds the ends of all queues as of its last build, and every state that was put in a queue since then. It
+    is built again after some uses of the pool, or when `chances` has learned. So the cost grows with the number of
+    queues, not of states. A state's savings depend on its neighbours in the tree. They are computed again when the
+    state is at an end of its queue or is next to be evicted.
     """
 
     def __init__(
@@ -90,17 +92,17 @@ class ByWorth(Generic[S]):
     ) -> None:
         """Create an empty order.
 
-        own: returns the number of tokens whose keys and values are kept for one state alone, given the position of the
-            next state above it, its own position, and whether its node is a leaf.
+        own: returns the number of tokens whose keys and values are kept for one state alone. Its arguments are the
+            position of the next state above, the state's position, and whether the state's node is a leaf.
         """
         self._tree, self._chances, self._costs = tree, chances, costs
         self._own = own or kept_alone
         self._queues: dict[Place, Queue[S]] = {}
-        self._places: dict[Node[S], Place] = {}  # the queue that each state is in
+        self._places: dict[Node[S], Place] = {}  # the key of each state's queue
         self._heap: list[Entry[S]] = []
         self._entered: dict[Node[S], tuple[int, float]] = {}  # number and worth of each state's valid entry
-        self._entries = 0  # entries so far, which numbers them
-        self._fresh_until = 0  # the clock's value at which all queues are looked at again
+        self._entries = 0  # how many entries were ever made; the newest entry has this number
+        self._fresh_until = 0  # the clock's value at which the heap is built again
         self._learned = chances.learned
 
     def __contains__(self, node: Node[S]) -> bool:
@@ -114,13 +116,13 @@ class ByWorth(Generic[S]):
         if belongs:
             self._put_in(node, last=True)
         if belongs and is_new:
-            # The states below can be computed from this one now, so they save less, and belong in other queues.
+            # States below can now be computed from this new state, so they save less and belong in other queues.
             for lower in filter(self._places.__contains__, states_below(node)):
                 self._take_out(lower)
                 self._put_in(lower, last=True)
 
     def least(self, may_go: Callable[[Node[S]], bool] = any_node) -> Node[S] | None:
-        """Return about the least that may go. If no state in the heap may, return any that may."""
+        """Return a state of about the least worth that `may_go`; if the heap has none, return any state that may."""
         if self._tree.uses >= self._fresh_until or self._learned != self._chances.learned:
             self._look_at_all()
         valid: list[Entry[S]] = []
@@ -131,7 +133,7 @@ class ByWorth(Generic[S]):
             if self._entered.get(node, (0, 0.0))[0] != number:
                 self._look_at(place)  # The entry is outdated, and the queue may have another end now.
             elif self.worth(node) > worth * RISEN:
-                del self._entered[node]  # It saves more now than when it was entered.
+                del self._entered[node]  # The state is worth more now than when it was entered.
                 self._enter(node)
             else:
                 valid.append(entry)
@@ -144,7 +146,7 @@ class ByWorth(Generic[S]):
         return self._chances.index(kind, age) * self._per_byte(start, end, is_leaf=True) > self.worth(instead)
 
     def worth(self, node: Node[S]) -> float:
-        """Return what the state saves for each use of the pool and byte, if it is kept for as long as that pays."""
+        """Return the cost that a state saves per byte and use of the pool, if it is kept for as long as that pays."""
         return self._chances.index(node.kind, self._tree.uses - node.used) * self._savings(node)
 
     def _look_at_all(self) -> None:
@@ -156,7 +158,7 @@ class ByWorth(Generic[S]):
         self._learned = self._chances.learned
 
     def _look_at(self, place: Place) -> None:
-        """Enter both ends of a queue. States there that save more or less by now move to the right queue first."""
+        """Enter both ends of a queue into the heap. First move states there whose savings changed to other queues."""
         for last in (False, True):
             for _ in range(LOOKS):
                 queue = self._queues.get(place)
@@ -170,9 +172,9 @@ class ByWorth(Generic[S]):
                 self._put_in(node, last)
 
     def _enter(self, node: Node[S]) -> None:
-        """Add an entry for a state, unless its present entry is about right or too low.
+        """Add an entry to the heap for a state, unless the worth in its present entry is about right or too low.
 
-        An entry that is too high would hide the state; one that is too low is corrected when it comes up.
+        With too high a worth the state would not be found. Too low a worth is corrected when the entry is the lowest.
         """
         worth = self.worth(node)
         if self._entered.get(node, (0, inf))[1] > worth * RISEN:
@@ -199,7 +201,7 @@ class ByWorth(Generic[S]):
         return node.kind, frexp(self._savings(node))[1]
 
     def _savings(self, node: Node[S]) -> float:
-        """Return the cost that a request saves by resuming from this state, over the bytes that it alone holds."""
+        """Return the cost that a request saves by resuming from this state, divided by the bytes that only it holds."""
         return self._per_byte(above(node), node.end, not node.children)
 
     def _per_byte(self, start: int, end: int, is_leaf: bool) -> float:
@@ -208,17 +210,17 @@ class ByWorth(Generic[S]):
 
 
 def kept_alone(start: int, end: int, is_leaf: bool) -> int:
-    """Return what a state of the pool holds alone: nothing if other nodes hang on it and keep its pages anyway."""
+    """Return how many tokens' KV only this pool state keeps: 0 unless its node is a leaf. Children keep the pages."""
     return end - start if is_leaf else 0
 
 
 def whole_path(start: int, end: int, is_leaf: bool) -> int:
-    """Return what a copy below the pool holds: the keys and values of its whole path."""
+    """Return how many tokens' keys and values a copy below the pool holds: those of its whole path."""
     return end
 
 
 def states_below(node: Node[S]) -> Iterator[Node[S]]:
-    """Yield the nearest states below `node`, as far as a search of a few nodes finds them."""
+    """Yield the nearest nodes below `node` that keep a state; the search visits at most BELOW nodes."""
     nodes = deque(node.children.values())
     for _ in range(BELOW):
         if not nodes:

@@ -28,9 +28,7 @@ float squares(const T *x, int64_t count) {
 template <class T>
 void write(const T *x, const T *weight, float eps, int64_t rank, int64_t width, T *to) {
     const float scale = 1.0f / std::sqrt(squares(x, rank) / static_cast<float>(rank) + eps);
-    over(rank, [=](int64_t i, auto v) {
-        put(to + i, get<decltype(v)>(x + i) * scale * get<decltype(v)>(weight + i));
-    });
+    over(rank, [=](int64_t i, auto v) { put(to + i, get<decltype(v)>(x + i) * scale * get<decltype(v)>(weight + i)); });
     std::copy(x + rank, x + width, to + rank);
 }
 

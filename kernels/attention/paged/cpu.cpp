@@ -35,7 +35,8 @@ struct Segments {
 int64_t *cut(int64_t segments, int64_t tokens, const int64_t *offsets) {
     auto *const blocks = reinterpret_cast<int64_t *>(scratch(BLOCKS, 2 * (segments + 1)));
     blocks[0] = 0;
-    for (int64_t s = 0; s < segments; s++) blocks[s + 1] = blocks[s] + (offsets[s + 1] - offsets[s] + tokens - 1) / tokens;
+    for (int64_t s = 0; s < segments; s++)
+        blocks[s + 1] = blocks[s] + (offsets[s + 1] - offsets[s] + tokens - 1) / tokens;
     return blocks;
 }
 

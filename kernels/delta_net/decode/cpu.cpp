@@ -21,7 +21,7 @@ namespace baton {
 namespace {
 
 constexpr int64_t GRAIN = 16384;  // Minimum state elements per part of a parallel loop.
-constexpr int64_t AHEAD = 4096;   // Prefetch the states this many bytes ahead of the one in use.
+constexpr int64_t AHEAD = 4096;  // Prefetch the states this many bytes ahead of the one in use.
 
 struct Shape {
     int64_t heads, width, key_heads, size, kernel;
@@ -47,9 +47,9 @@ template <class T> struct Rows {
 
 template <class T> struct Projections {
     Rows<T> inputs;  // q and k [key_heads, size], v [heads, width]
-    Rows<T> betas;   // [heads]
+    Rows<T> betas;  // [heads]
     Rows<T> forget;  // [heads], or [heads, size] with a decay per channel
-    Rows<T> gate;    // [heads, width]
+    Rows<T> gate;  // [heads, width]
 };
 
 // One decay per head. S·(D·q) = decay·(S·q), so the products with q and k are multiplied with the decay after the sum.
@@ -221,8 +221,9 @@ void decode(const Shape &shape, const Constants &constants, int type, Given give
         with_type(state_type, [=](auto *h) {
             using T = std::remove_pointer_t<decltype(t)>;
             using S = std::remove_pointer_t<decltype(h)>;
-            Net<T, S, Decay>{shape, constants, given(t), conv_pool, conv_stride, static_cast<S *>(state_pool),
-                             state_stride, slots, positions, static_cast<T *>(y)}
+            Net<T, S, Decay>{
+                shape,        constants, given(t),  conv_pool,          conv_stride, static_cast<S *>(state_pool),
+                state_stride, slots,     positions, static_cast<T *>(y)}
                 .run(rows);
         });
     });
@@ -241,12 +242,12 @@ void decode(const Shape &shape, const Constants &constants, int type, Given give
 // Compute reference.delta_decode: one decay per head, and SiLU of the gate.
 // projected: [rows, inner + channels + 2·heads], with the columns gate [inner], inputs [channels], betas [heads] and
 // forget [heads]. conv_bias: [channels] or null. dt_bias: [heads]. key_heads divides heads.
-extern "C" void baton_delta_decode(
-    int type, const void *projected, int64_t stride, const float *taps, const float *conv_bias, const float *dt_bias,
-    const float *A, const float *norm, float eps, float *conv_pool, int64_t conv_stride, int state_type,
-    void *state_pool, int64_t state_stride, const int64_t *slots, const int64_t *positions, void *y, int64_t rows,
-    int64_t heads, int64_t width, int64_t key_heads, int64_t size, int64_t kernel
-) {
+extern "C" void baton_delta_decode(int type, const void *projected, int64_t stride, const float *taps,
+                                   const float *conv_bias, const float *dt_bias, const float *A, const float *norm,
+                                   float eps, float *conv_pool, int64_t conv_stride, int state_type, void *state_pool,
+                                   int64_t state_stride, const int64_t *slots, const int64_t *positions, void *y,
+                                   int64_t rows, int64_t heads, int64_t width, int64_t key_heads, int64_t size,
+                                   int64_t kernel) {
     using namespace baton;
     const Shape shape{heads, width, key_heads, size, kernel};
     const auto given = [=](auto *t) {
@@ -262,12 +263,12 @@ extern "C" void baton_delta_decode(
 // Compute reference.kda_decode: one decay per channel of the keys, and a sigmoid of the gate.
 // projected: [rows, channels + heads], with the columns inputs [channels] and betas [heads].
 // forget: [rows, heads·size]. gate: [rows, heads·width]. dt_bias: [heads·size].
-extern "C" void baton_kda_decode(
-    int type, const void *projected, int64_t stride, const void *forget, int64_t forget_stride, const void *gate,
-    int64_t gate_stride, const float *taps, const float *dt_bias, const float *A, const float *norm, float eps,
-    float *conv_pool, int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride, const int64_t *slots,
-    const int64_t *positions, void *y, int64_t rows, int64_t heads, int64_t width, int64_t size, int64_t kernel
-) {
+extern "C" void baton_kda_decode(int type, const void *projected, int64_t stride, const void *forget,
+                                 int64_t forget_stride, const void *gate, int64_t gate_stride, const float *taps,
+                                 const float *dt_bias, const float *A, const float *norm, float eps, float *conv_pool,
+                                 int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride,
+                                 const int64_t *slots, const int64_t *positions, void *y, int64_t rows, int64_t heads,
+                                 int64_t width, int64_t size, int64_t kernel) {
     using namespace baton;
     const Shape shape{heads, width, heads, size, kernel};
     const auto given = [=](auto *t) {

@@ -92,7 +92,8 @@ private:
             this->output(plan.starts[chunk] + i, head, o, dot(o, o, columns));  // Columns from `width` on are 0.
         }
         for (int64_t i = 0; i < length; ++i)
-            for (int64_t at = i * columns; at < (i + 1) * columns; at += LANES) put(U + at, load(U + at) * c.remaining[i]);
+            for (int64_t at = i * columns; at < (i + 1) * columns; at += LANES)
+                put(U + at, load(U + at) * c.remaining[i]);
         multiply<float>(shape.size, columns, length, {c.turned, padded}, {U, columns}, {c.carried + length - 1, 0},
                         {h, columns});
     }

@@ -12,13 +12,13 @@
 // Compute reference.delta_prefill: one decay per head, and SiLU of the gate.
 // projected: [T, inner + channels + 2·heads], with the columns gate [inner], inputs [channels], betas [heads] and
 // forget [heads]. key_heads divides heads.
-extern "C" void baton_delta_prefill(
-    int type, const void *projected, int64_t stride, const float *taps, const float *conv_bias, const float *dt_bias,
-    const float *A, const float *norm, float eps, float *conv_pool, int64_t conv_stride, int state_type,
-    void *state_pool, int64_t state_stride, int64_t segments, int64_t chunks, const int64_t *slots,
-    const int64_t *first, const int64_t *starts, const int64_t *saves, const int64_t *saved, void *y, int64_t heads,
-    int64_t width, int64_t key_heads, int64_t size, int64_t kernel
-) {
+extern "C" void baton_delta_prefill(int type, const void *projected, int64_t stride, const float *taps,
+                                    const float *conv_bias, const float *dt_bias, const float *A, const float *norm,
+                                    float eps, float *conv_pool, int64_t conv_stride, int state_type, void *state_pool,
+                                    int64_t state_stride, int64_t segments, int64_t chunks, const int64_t *slots,
+                                    const int64_t *first, const int64_t *starts, const int64_t *saves,
+                                    const int64_t *saved, void *y, int64_t heads, int64_t width, int64_t key_heads,
+                                    int64_t size, int64_t kernel) {
     with_type(type, [&](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;
         const Shape shape{heads, width, key_heads, size, kernel};
@@ -35,13 +35,13 @@ extern "C" void baton_delta_prefill(
 // Compute reference.kda_prefill: one decay per channel of the keys, and a sigmoid of the gate.
 // projected: [T, channels + heads], with the columns inputs [channels] and betas [heads]. forget: [T, heads·size].
 // gate: [T, heads·width]. dt_bias: [heads·size].
-extern "C" void baton_kda_prefill(
-    int type, const void *projected, int64_t stride, const void *forget, int64_t forget_stride, const void *gate,
-    int64_t gate_stride, const float *taps, const float *dt_bias, const float *A, const float *norm, float eps,
-    float *conv_pool, int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride, int64_t segments,
-    int64_t chunks, const int64_t *slots, const int64_t *first, const int64_t *starts, const int64_t *saves,
-    const int64_t *saved, void *y, int64_t heads, int64_t width, int64_t size, int64_t kernel
-) {
+extern "C" void baton_kda_prefill(int type, const void *projected, int64_t stride, const void *forget,
+                                  int64_t forget_stride, const void *gate, int64_t gate_stride, const float *taps,
+                                  const float *dt_bias, const float *A, const float *norm, float eps, float *conv_pool,
+                                  int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride,
+                                  int64_t segments, int64_t chunks, const int64_t *slots, const int64_t *first,
+                                  const int64_t *starts, const int64_t *saves, const int64_t *saved, void *y,
+                                  int64_t heads, int64_t width, int64_t size, int64_t kernel) {
     with_type(type, [&](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;
         const Shape shape{heads, width, heads, size, kernel};

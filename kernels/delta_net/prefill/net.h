@@ -23,16 +23,16 @@ struct Shape {
     int64_t channels() const { return inner() + 2 * keys(); }
     int64_t sharing() const { return heads / key_heads; }
     int64_t columns() const { return round_up(width); }  // The width, padded to whole vectors.
-    int64_t wide() const { return round_up(size); }      // The size, padded to whole vectors.
+    int64_t wide() const { return round_up(size); }  // The size, padded to whole vectors.
 };
 
 // A layer's constants, prepared at load, all float32.
 struct Constants {
-    const float *taps;       // [kernel, channels]
+    const float *taps;  // [kernel, channels]
     const float *conv_bias;  // [channels] or null
-    const float *dt_bias;    // [heads], or [heads, size] with one decay per channel
-    const float *A;          // [heads]
-    const float *norm;       // [width]
+    const float *dt_bias;  // [heads], or [heads, size] with one decay per channel
+    const float *A;  // [heads]
+    const float *norm;  // [width]
     float eps;
 };
 
@@ -54,9 +54,9 @@ template <class T> struct Rows {
 
 template <class T> struct Inputs {
     Rows<T> channels;  // q and k [key_heads, size], v [heads, width]
-    Rows<T> betas;     // [heads]
-    Rows<T> forget;    // [heads], or [heads, size] with one decay per channel
-    Rows<T> gate;      // [heads, width]
+    Rows<T> betas;  // [heads]
+    Rows<T> forget;  // [heads], or [heads, size] with one decay per channel
+    Rows<T> gate;  // [heads, width]
 };
 
 // The prefill step of all segments. A derived class Rule computes one chunk of tokens with:
@@ -68,10 +68,18 @@ template <class T> struct Inputs {
 // their columns.
 template <class T, class Rule> class Net {
 public:
-    Net(const Shape &shape, const Constants &constants, const Plan &plan, const Pools &pools, const Inputs<T> &inputs, T *y)
+    Net(const Shape &shape, const Constants &constants, const Plan &plan, const Pools &pools, const Inputs<T> &inputs,
+        T *y)
         : shape(shape), constants(constants), plan(plan), pools(pools), inputs(inputs), y(y), longest(plan.longest()),
-          convolve{plan,       shape.kernel,      shape.channels(), constants.taps, constants.conv_bias, inputs.channels.at,
-                   inputs.channels.stride, pools.conv, pools.conv_stride} {}
+          convolve{plan,
+                   shape.kernel,
+                   shape.channels(),
+                   constants.taps,
+                   constants.conv_bias,
+                   inputs.channels.at,
+                   inputs.channels.stride,
+                   pools.conv,
+                   pools.conv_stride} {}
 
     void run() const {
         // The outer index is the key head, the inner one the segment: long segments are then spread over the threads.

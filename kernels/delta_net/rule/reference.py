@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.prefill.chunk_table import ChunkTable
-from baton.kernels.state_pool.rounding import round_by_chance
+from baton.kernels.state_pool.rounding import round_stochastically
 
 BLOCK = 16
 """Maximum tokens of a block with one decay per channel.
@@ -69,7 +69,7 @@ def delta_update(
     state = pool[slots].float() * g.exp().view(rows, heads, 1, -1)
     change = beta[..., None] * (v - (state * k[:, :, None]).sum(-1))
     state += change[..., None] * k[:, :, None]
-    pool[slots] = state if pool.dtype == torch.float32 else round_by_chance(state, positions)
+    pool[slots] = state if pool.dtype == torch.float32 else round_stochastically(state, positions)
     return (state * q[:, :, None]).sum(-1)
 
 

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "product.h"
+#include "rows.h"
 #include "runtime/cpp/numbers.h"
 #include "runtime/cpp/parallel.h"
 #include "runtime/cpu_graph/call.h"
-#include "product.h"
-#include "rows.h"
 
 namespace baton {
 namespace {
@@ -102,14 +102,17 @@ void look_up(const PackedMatrix<T> &m, const int64_t *tokens, T *y) {
 // y = x · weightᵀ + bias. All tensors have dtype `type`; strides are in elements.
 // x: [rows, inputs] and y: [rows, outputs], rows x_stride and y_stride apart. bias: [outputs] or null.
 // weights: [ceil(outputs/32), ceil(inputs/k), 32, k], padded with zeros; k is 1 for float32 and 2 for bfloat16.
-extern "C" void baton_linear(
-    int type, const void *x, int64_t x_stride, const void *weights, const void *bias, void *y, int64_t y_stride,
-    int64_t rows, int64_t inputs, int64_t outputs
-) {
+extern "C" void baton_linear(int type, const void *x, int64_t x_stride, const void *weights, const void *bias, void *y,
+                             int64_t y_stride, int64_t rows, int64_t inputs, int64_t outputs) {
     baton::with_type(type, [=](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;
-        const baton::PackedMatrix<T> m{static_cast<const T *>(x), static_cast<const T *>(weights),
-                                       static_cast<const T *>(bias), x_stride, rows, inputs, outputs};
+        const baton::PackedMatrix<T> m{static_cast<const T *>(x),
+                                       static_cast<const T *>(weights),
+                                       static_cast<const T *>(bias),
+                                       x_stride,
+                                       rows,
+                                       inputs,
+                                       outputs};
         baton::linear(m, static_cast<T *>(y), y_stride);
     });
 }

@@ -12,7 +12,8 @@ template <class T>
 struct PackedMatrix {
     using Input = T;
     static constexpr int64_t SIDE = 4 / sizeof(T);  // How many consecutive inputs of an output are adjacent in memory.
-    const T *x, *weights, *bias;  // weights: [blocks, steps, BLOCK_OUT, SIDE], padded with zeros; bias: [outputs] or null.
+    const T *x, *weights,
+        *bias;  // weights: [blocks, steps, BLOCK_OUT, SIDE], padded with zeros; bias: [outputs] or null.
     int64_t x_stride, rows, inputs, outputs;
 
     int64_t blocks() const { return (outputs + BLOCK_OUT - 1) / BLOCK_OUT; }

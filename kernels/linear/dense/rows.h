@@ -8,8 +8,8 @@
 #include <immintrin.h>
 #endif
 
-#include "runtime/cpp/numbers.h"
 #include "product.h"
+#include "runtime/cpp/numbers.h"
 
 namespace baton {
 namespace {
@@ -132,7 +132,8 @@ struct RowSums {
 
     // Add x [ROWS, steps] · weights [steps, OUT], step by step; prefetch.step() is called before each.
     template <class X, class P = NoPrefetch>
-    __attribute__((always_inline)) void add(const X *x, int64_t x_stride, const W *weights, int64_t steps, P prefetch = P()) {
+    __attribute__((always_inline)) void add(const X *x, int64_t x_stride, const W *weights, int64_t steps,
+                                            P prefetch = P()) {
         for (int64_t step = 0; step < steps; step++) {
             prefetch.step();
             const Step<W> now(weights);

@@ -58,15 +58,16 @@ struct Heads {
 // x: [rows, heads, at least inputs + passed], rows `stride` and heads head_stride apart.
 // weights: [heads, ...], each head's weight packed as for baton_linear.
 // y: [rows, heads, outputs + passed], contiguous.
-extern "C" void baton_head_linear(
-    int type, const void *x, int64_t stride, int64_t head_stride, const void *weights, void *y, int64_t rows,
-    int64_t heads, int64_t inputs, int64_t outputs, int64_t passed
-) {
+extern "C" void baton_head_linear(int type, const void *x, int64_t stride, int64_t head_stride, const void *weights,
+                                  void *y, int64_t rows, int64_t heads, int64_t inputs, int64_t outputs,
+                                  int64_t passed) {
     baton::with_type(type, [=](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;
         const baton::Heads<T> all{
             {static_cast<const T *>(x), static_cast<const T *>(weights), nullptr, stride, rows, inputs, outputs},
-            heads, head_stride, passed};
+            heads,
+            head_stride,
+            passed};
         all.run(static_cast<T *>(y));
     });
 }

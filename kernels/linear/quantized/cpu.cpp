@@ -5,10 +5,10 @@
 #include <type_traits>
 
 #include "linear/dense/rows.h"
+#include "product.h"
 #include "runtime/cpp/numbers.h"
 #include "runtime/cpp/parallel.h"
 #include "runtime/cpu_graph/call.h"
-#include "product.h"
 
 namespace baton {
 namespace {
@@ -43,7 +43,7 @@ struct Codes {
         if constexpr (BITS == 8) {
             halves both;
             std::memcpy(&both, unit + output * 2, sizeof both);
-            const integers wide = (integers)__builtin_convertvector(both, words);
+            const integers wide = (integers) __builtin_convertvector(both, words);
             *first = wide << 24 >> 24;
             *second = wide << 16 >> 24;
         } else {
@@ -89,10 +89,10 @@ inline void unpack<8>(const uint8_t *codes, bfloat16 *to) {
 }
 
 // The bfloat16 numbers -8 to 7, twice, because a look-up among 32 uses the lowest 5 bits of an index, and a code has 4.
-alignas(LINE) constexpr uint16_t NUMBERS[32] = {
-    0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
-    0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040,
-    0x4080, 0x40a0, 0x40c0, 0x40e0};
+alignas(LINE) constexpr uint16_t NUMBERS[32] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+                                                0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+                                                0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+                                                0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
 
 template <>
 inline void unpack<4>(const uint8_t *codes, bfloat16 *to) {
@@ -194,7 +194,8 @@ template <int BITS, class T>
 void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums, const void *) {
     std::fill(sums, sums + m.rows * OUT, 0.0f);
     if (m.rows > MOST_ROWS<T>) return multiply_many(m, block, sums);
-    with_rows<Number<T>, 1, MOST_ROWS<T>>(m.rows, [&](auto held) { multiply_few<BITS, T, held.COUNT>(m, block, sums); });
+    with_rows<Number<T>, 1, MOST_ROWS<T>>(m.rows,
+                                          [&](auto held) { multiply_few<BITS, T, held.COUNT>(m, block, sums); });
 }
 
 template void block_sums(const QuantizedMatrix<8, float> &, int64_t, float *, const void *);
@@ -249,10 +250,9 @@ void with_bits(int bits, F f) {
 // zeros; see packed() in native.py.
 // x: [rows, inputs] and y: [rows, outputs], rows x_stride and y_stride elements apart, and bias: [outputs] or null, all
 // of dtype `type`.
-extern "C" void baton_quantized_linear(
-    int type, int bits, const void *x, int64_t x_stride, const void *blocks, const void *bias, void *y,
-    int64_t y_stride, int64_t rows, int64_t inputs, int64_t outputs
-) {
+extern "C" void baton_quantized_linear(int type, int bits, const void *x, int64_t x_stride, const void *blocks,
+                                       const void *bias, void *y, int64_t y_stride, int64_t rows, int64_t inputs,
+                                       int64_t outputs) {
     using namespace baton;
     with_type(type, [=](auto *t) {
         with_bits(bits, [=](auto number) {

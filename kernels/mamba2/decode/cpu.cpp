@@ -13,7 +13,7 @@ namespace baton {
 namespace {
 
 constexpr int64_t GRAIN = 16384;  // Minimum state elements per part of a parallel loop.
-constexpr int64_t AHEAD = 4096;   // Prefetch the states this many bytes ahead of the one in use.
+constexpr int64_t AHEAD = 4096;  // Prefetch the states this many bytes ahead of the one in use.
 
 struct Shape {
     int64_t heads, width, groups, state, kernel, norm_groups;
@@ -150,9 +150,8 @@ struct Mixer {
     }
 
     void copy(int64_t row) const {
-        over(s.inner(), [&](int64_t i, auto v) {
-            put(y + row * y_stride + i, get<decltype(v)>(gated + row * s.inner() + i));
-        });
+        over(s.inner(),
+             [&](int64_t i, auto v) { put(y + row * y_stride + i, get<decltype(v)>(gated + row * s.inner() + i)); });
     }
 
     // B, C and the norm are small compared to the states, so the calling thread computes them alone.
@@ -177,13 +176,13 @@ struct Mixer {
 // state_pool: [slots, heads, width, state], of dtype state_type.
 // positions: [rows], the tokens' absolute positions.
 // groups and norm_groups divide heads. scratch: float32 [rows, inner + 2·groups·state + heads].
-extern "C" void baton_mixer_decode(
-    int type, const void *projected, int64_t projected_stride, const float *taps, const float *conv_bias,
-    const float *A, const float *D, const float *dt_bias, const float *norm, float dt_low, float dt_high, float eps,
-    int norm_first, float *conv_pool, int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride,
-    const int64_t *slots, const int64_t *positions, void *y, int64_t y_stride, int64_t rows, int64_t heads,
-    int64_t width, int64_t groups, int64_t state, int64_t kernel, int64_t norm_groups, float *scratch
-) {
+extern "C" void baton_mixer_decode(int type, const void *projected, int64_t projected_stride, const float *taps,
+                                   const float *conv_bias, const float *A, const float *D, const float *dt_bias,
+                                   const float *norm, float dt_low, float dt_high, float eps, int norm_first,
+                                   float *conv_pool, int64_t conv_stride, int state_type, void *state_pool,
+                                   int64_t state_stride, const int64_t *slots, const int64_t *positions, void *y,
+                                   int64_t y_stride, int64_t rows, int64_t heads, int64_t width, int64_t groups,
+                                   int64_t state, int64_t kernel, int64_t norm_groups, float *scratch) {
     using namespace baton;
     with_type(type, [=](auto *t) {
         with_type(state_type, [=](auto *h) {
@@ -193,9 +192,19 @@ extern "C" void baton_mixer_decode(
             float *gated = scratch + rows * s.shared();
             Mixer<T, S>{s,
                         {taps, conv_bias, A, D, dt_bias, norm, dt_low, dt_high, eps, norm && norm_first},
-                        static_cast<const T *>(projected), projected_stride, conv_pool, conv_stride,
-                        static_cast<S *>(state_pool), state_stride, slots, positions, static_cast<T *>(y), y_stride,
-                        scratch, gated, gated + rows * s.inner()}
+                        static_cast<const T *>(projected),
+                        projected_stride,
+                        conv_pool,
+                        conv_stride,
+                        static_cast<S *>(state_pool),
+                        state_stride,
+                        slots,
+                        positions,
+                        static_cast<T *>(y),
+                        y_stride,
+                        scratch,
+                        gated,
+                        gated + rows * s.inner()}
                 .run(rows);
         });
     });

@@ -61,9 +61,9 @@ public:
     Prefill(const Shape &shape, const Constants &constants, const Plan &plan, const Pools &pools,
             const Activation *projected, int64_t stride, Activation *y)
         : shape(shape), constants(constants), plan(plan), pools(pools), projected(projected), stride(stride), y(y),
-          longest(plan.longest()),
-          convolve{plan, shape.kernel, shape.channels(), constants.taps, constants.conv_bias,
-                   projected + shape.inner(), stride, pools.conv, pools.conv_stride} {}
+          longest(plan.longest()), convolve{plan,           shape.kernel,        shape.channels(),
+                                            constants.taps, constants.conv_bias, projected + shape.inner(),
+                                            stride,         pools.conv,          pools.conv_stride} {}
 
     void run() {
         reserve_shared();

@@ -8,7 +8,7 @@ Xeon).
 import torch
 from torch import Tensor
 
-from baton.kernels.state_pool.rounding import round_by_chance
+from baton.kernels.state_pool.rounding import round_stochastically
 
 
 def selective_state_update(
@@ -34,5 +34,5 @@ def selective_state_update(
         state.mul_(decay[row]).addcmul_(x_dt[row], B[row])
         torch.bmm(state.view(groups, -1, size), C[row, :, :, None], out=y[row])
         if state is not stored:
-            stored.copy_(round_by_chance(state[None], positions[row : row + 1])[0])
+            stored.copy_(round_stochastically(state[None], positions[row : row + 1])[0])
     return y.view(rows, heads, width).addcmul_(x, D[:, None])

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from baton.kernels.state_pool.rounding import round_by_chance
+from baton.kernels.state_pool.rounding import round_stochastically
 
 
 def selective_state_update(
@@ -31,5 +31,5 @@ def selective_state_update(
     B, C = B.repeat_interleave(per_group, 1), C.repeat_interleave(per_group, 1)
     state = pool[slots].float() * (dt * A).exp()[..., None, None]
     state += (x * dt[..., None])[..., None] * B[:, :, None]
-    pool[slots] = state if pool.dtype == torch.float32 else round_by_chance(state, positions)
+    pool[slots] = state if pool.dtype == torch.float32 else round_stochastically(state, positions)
     return torch.einsum("rhpn,rhn->rhp", state, C) + D[:, None] * x

@@ -5,9 +5,9 @@
 #include <type_traits>
 
 #include "linear/dense/product.h"
+#include "linear/quantized/product.h"
 #include "runtime/cpp/numbers.h"
 #include "runtime/cpp/parallel.h"
-#include "linear/quantized/product.h"
 #include "runtime/cpu_graph/call.h"
 
 namespace baton {
@@ -41,9 +41,7 @@ struct SortedPairs {
         const int32_t pairs = static_cast<int32_t>(choice.pairs()), experts = static_cast<int32_t>(choice.count);
         int32_t *const ends = memory, *const sorted = memory + experts + 1;
         Tile *const cut = reinterpret_cast<Tile *>(sorted + pairs);
-        const auto is_there = [=](int32_t pair) {
-            return choice.experts[pair] >= 0 && choice.experts[pair] < experts;
-        };
+        const auto is_there = [=](int32_t pair) { return choice.experts[pair] >= 0 && choice.experts[pair] < experts; };
         std::fill(ends, ends + experts + 1, 0);
         for (int32_t pair = 0; pair < pairs; pair++)
             if (is_there(pair)) ends[choice.experts[pair] + 1]++;
@@ -94,7 +92,8 @@ void activate(const float *gate, const float *up, int64_t rows, int64_t block, i
 // Compute hidden [pairs in sorted order, m.outputs]. m: the first expert's first matrix. If gated, each expert has two
 // matrices.
 template <class M, class T = typename M::Input>
-void project_in(const M &m, bool gated, const T *x, int64_t stride, const Choice &c, const SortedPairs &sorted, T *hidden) {
+void project_in(const M &m, bool gated, const T *x, int64_t stride, const Choice &c, const SortedPairs &sorted,
+                T *hidden) {
     const int64_t blocks = m.blocks();
     const auto matrix = [&](const Tile &tile) { return m.number(gated ? 2 * tile.expert : tile.expert); };
     const int64_t weights = BLOCK_OUT * m.inputs * (gated ? 2 : 1);
@@ -176,11 +175,10 @@ void experts(const M &in, const M &out, bool gated, const T *x, int64_t stride, 
 // second: count matrices [wide, inner].
 // bits: 0 if matrices are packed as for baton_linear; 8 or 4 if they are packed as for baton_quantized_linear.
 // hidden: [rows·top_k, inner] of `type`, and memory: [count + 1 + 4·rows·top_k], for intermediate results.
-extern "C" void baton_experts(
-    int type, int bits, int activation, const void *x, int64_t stride, const int32_t *chosen, const float *weights,
-    const void *first, const void *second, void *hidden, int32_t *memory, void *y, int64_t rows, int64_t top_k,
-    int64_t count, int64_t wide, int64_t inner
-) {
+extern "C" void baton_experts(int type, int bits, int activation, const void *x, int64_t stride, const int32_t *chosen,
+                              const float *weights, const void *first, const void *second, void *hidden,
+                              int32_t *memory, void *y, int64_t rows, int64_t top_k, int64_t count, int64_t wide,
+                              int64_t inner) {
     using namespace baton;
     with_type(type, [=](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;

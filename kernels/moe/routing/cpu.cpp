@@ -24,7 +24,8 @@ struct Rule {
 // INPUTS]. If weights are packed in pairs and the number of inputs is odd, the last input is multiplied separately,
 // padded with 0.
 template <class W, class X>
-void multiply(const X *x, int64_t x_stride, const W *block, int64_t inputs, int64_t rows, float *logits, int64_t stride) {
+void multiply(const X *x, int64_t x_stride, const W *block, int64_t inputs, int64_t rows, float *logits,
+              int64_t stride) {
     constexpr int64_t SIDE = Step<W>::INPUTS;
     const int64_t whole = inputs / SIDE;
     for (int64_t row = 0; row < rows; row += MAX_ROWS)
@@ -154,20 +155,21 @@ void route(const X *x, int64_t x_stride, const W *router, const float *bias, flo
 // bias: [experts] or null.
 // logits: [rows, experts rounded up to 32], for intermediate results.
 // chosen, weights: [rows, top_k].
-extern "C" void baton_route(
-    int type, const void *x, int64_t stride, int router_type, const void *router, const float *bias, float *logits,
-    int32_t *chosen, float *weights, int64_t rows, int64_t inputs, int64_t experts, int64_t top_k, int sigmoid,
-    int renormalise, int64_t groups, int64_t groups_kept, float scale
-) {
+extern "C" void baton_route(int type, const void *x, int64_t stride, int router_type, const void *router,
+                            const float *bias, float *logits, int32_t *chosen, float *weights, int64_t rows,
+                            int64_t inputs, int64_t experts, int64_t top_k, int sigmoid, int renormalise,
+                            int64_t groups, int64_t groups_kept, float scale) {
     using namespace baton;
     const Rule rule{top_k, groups, groups_kept, sigmoid, renormalise, scale};
     with_type(type, [=](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;
         const auto *const rows_x = static_cast<const T *>(x);
         if (router_type == type)
-            route(rows_x, stride, static_cast<const T *>(router), bias, logits, chosen, weights, rows, inputs, experts, rule);
+            route(rows_x, stride, static_cast<const T *>(router), bias, logits, chosen, weights, rows, inputs, experts,
+                  rule);
         else
-            route(rows_x, stride, static_cast<const float *>(router), bias, logits, chosen, weights, rows, inputs, experts, rule);
+            route(rows_x, stride, static_cast<const float *>(router), bias, logits, chosen, weights, rows, inputs,
+                  experts, rule);
     });
 }
 

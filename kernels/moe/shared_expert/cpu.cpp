@@ -7,9 +7,8 @@
 
 // y = routed + sigmoid(gate)·shared. routed, shared, y: [rows, width], contiguous. gate: [rows], or null for factor 1.
 // All have dtype `type`.
-extern "C" void baton_add_shared(
-    int type, const void *routed, const void *shared, const void *gate, void *y, int64_t rows, int64_t width
-) {
+extern "C" void baton_add_shared(int type, const void *routed, const void *shared, const void *gate, void *y,
+                                 int64_t rows, int64_t width) {
     using namespace baton;
     with_type(type, [=](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;
@@ -18,7 +17,8 @@ extern "C" void baton_add_shared(
                 const T *const left = static_cast<const T *>(routed) + row * width;
                 const T *const right = static_cast<const T *>(shared) + row * width;
                 T *const to = static_cast<T *>(y) + row * width;
-                const float share = gate ? 1.0f / (1.0f + std::exp(-to_float(static_cast<const T *>(gate)[row]))) : 1.0f;
+                const float share =
+                    gate ? 1.0f / (1.0f + std::exp(-to_float(static_cast<const T *>(gate)[row]))) : 1.0f;
                 over(width, [=](int64_t i, auto v) {
                     put(to + i, get<decltype(v)>(left + i) + get<decltype(v)>(right + i) * share);
                 });

@@ -51,9 +51,9 @@ void scale_row(int64_t hidden, const R *x, const W *weight, float offset, float 
 // Compute reference.add_rms_norm. All tensors are contiguous.
 // residual, added: [rows, hidden], of residual_type. x: [rows, hidden] of x_type, or null: then added is not written.
 // weight: [hidden] and normed: [rows, hidden], of weight_type.
-extern "C" void baton_add_rms_norm(int64_t rows, int64_t hidden, const void *residual, int residual_type,
-                                   const void *x, int x_type, const void *weight, int weight_type, float eps,
-                                   float multiplier, float offset, void *added, void *normed) {
+extern "C" void baton_add_rms_norm(int64_t rows, int64_t hidden, const void *residual, int residual_type, const void *x,
+                                   int x_type, const void *weight, int weight_type, float eps, float multiplier,
+                                   float offset, void *added, void *normed) {
     using namespace baton;
     with_type(residual_type, [&](auto *r) {
         with_type(x_type, [&](auto *given) {

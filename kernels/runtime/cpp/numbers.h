@@ -100,13 +100,13 @@ template <class V> V mix(V x) {
 // Store as bfloat16 with stochastic rounding: add the lower 16 bits of `chance` to the number's bits, then cut off the
 // lower 16. A NaN stays a NaN if its lower 16 bits are 0, as in the NaNs that arithmetic produces; a check for other
 // NaNs would make the function 1.5 times as slow.
-inline void put_by_chance(bfloat16 *target, float x, uint32_t chance) {
+inline void put_stochastically(bfloat16 *target, float x, uint32_t chance) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
     target->bits = static_cast<uint16_t>((bits + (chance & 0xffff)) >> 16);
 }
 
-inline void put_by_chance(bfloat16 *target, floats x, words chance) {
+inline void put_stochastically(bfloat16 *target, floats x, words chance) {
     const halves y = __builtin_convertvector(((words)x + (chance & 0xffff)) >> 16, halves);
     std::memcpy(target, &y, sizeof y);
 }
@@ -228,20 +228,20 @@ class FlushDenormals {
 #if defined(__SSE2__)
     const unsigned before = _mm_getcsr();
 
-  public:
+public:
     FlushDenormals() { _mm_setcsr(before | 0x8040); }
     ~FlushDenormals() { _mm_setcsr(before); }
 #elif defined(__aarch64__)
     uint64_t before;
 
-  public:
+public:
     FlushDenormals() {
         asm volatile("mrs %0, fpcr" : "=r"(before));
         asm volatile("msr fpcr, %0" ::"r"(before | (uint64_t{1} << 24)));
     }
     ~FlushDenormals() { asm volatile("msr fpcr, %0" ::"r"(before)); }
 #else
-  public:
+public:
     FlushDenormals() {}
     ~FlushDenormals() {}
 #endif

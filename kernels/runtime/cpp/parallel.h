@@ -85,4 +85,4 @@ inline float *scratch(int buffer, int64_t count) noexcept {
     return kept->data[buffer];
 }
 
-} // namespace baton
+}  // namespace baton

@@ -100,9 +100,10 @@ void multiply(int64_t rows, int64_t columns, int64_t count, Matrix<const L> left
               Matrix<const float> kept, Matrix<float> to) {
     for_tiles(rows, columns, [&](auto tile, int64_t row, int64_t column) {
         float *const at = to.at + row * to.stride + column;
-        if (kept.at) tile.each([&](floats &sum, int r, int c) {
-            sum = load(at + r * to.stride + c) * kept.at[(row + r) * kept.stride];
-        });
+        if (kept.at)
+            tile.each([&](floats &sum, int r, int c) {
+                sum = load(at + r * to.stride + c) * kept.at[(row + r) * kept.stride];
+            });
         tile.add(left.at + row * left.stride, left.stride, right.at + column * PAIRED<L>, right.stride, count);
         tile.each([&](floats sum, int r, int c) { put(at + r * to.stride + c, sum); });
     });

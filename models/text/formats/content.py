@@ -1,4 +1,4 @@
-"""Reads the answer part of a model's output, which may hold tool calls."""
+"""Reader of the answer in a model's output, which may contain tool calls."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,30 +18,30 @@ def unchanged(chat: Chat) -> Chat:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a model writes tool calls."""
+    """A format in which models write tool calls."""
 
     name: str
     begins: tuple[str, ...]  # the markers that calls begin with, the usual one first
     end: str  # the marker that calls end with
     read: Callable[[Pieces, Events, Tools], Reading[None]]
-    """Reads calls from the first character of a `begins` marker on, and emits their events.
+    """Function that reads calls, from the first character of a `begins` marker on, and emits their events.
 
-    Raises Broken if no call is there; then it has emitted nothing and left the mark where it was. If a call goes wrong
-    after its name was emitted, the call ends there, as not whole.
+    It raises Broken if no call is there; then it has emitted nothing and has not moved the mark (see Pieces). A call
+    that goes wrong after its name was emitted ends there, with CallEnded.whole = False.
     """
-    rules: CallRules  # the rules of a grammar that constrains an output to such calls
+    rules: CallRules  # grammar rules that constrain an output to calls in this format
     ends_reasoning: tuple[str, ...] = ()
     """Texts that, one after another with white space between, show that a call begins inside unclosed reasoning."""
     within: tuple[str, ...] = ()  # other markers that occur in calls
     own_ids: Callable[[Chat], Chat] = unchanged
-    """Replaces the call ids in a chat's messages by the ids that the model itself writes, if its calls have ids."""
+    """Function that replaces the call ids in a chat by the ids that the model itself writes, if its calls have ids."""
 
 
 def read_content(pieces: Pieces, events: Events, format: ToolFormat, tools: Tools) -> Reading[None]:
     """Read the answer up to the end of the output, and emit its text and calls.
 
     A marker that no call follows is text; reading resumes after its first character. White space directly before a
-    call, and between the last call and the end, is dropped because templates write their own there. All else is kept.
+    call, and between the last call and the end, is dropped, because templates write their own white space there.
     """
     marker = beginning(*format.begins)
     text = Trailing(events.content, WHITE_SPACE)

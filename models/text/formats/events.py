@@ -22,8 +22,8 @@ class Reasoning:
 class CallBegun:
     """The beginning of a tool call. Its arguments follow, then its end; no two calls overlap."""
 
-    index: int  # counts the calls of this output, from 0
-    name: str  # the tool's
+    index: int  # the call's number in the output, from 0
+    name: str  # the tool's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Events:
 
     def __init__(self) -> None:
         self._events: list[OutputEvent] = []
-        self._calls = 0  # begun so far
-        self._parts: list[str] = []  # text that will become one event, of this kind:
+        self._calls = 0  # calls begun so far
+        self._parts: list[str] = []  # text that will become one event, of the kind `_kind`
         self._kind: Literal["content", "reasoning", "arguments"] = "content"
 
     def content(self, text: str) -> None:

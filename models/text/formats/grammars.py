@@ -12,8 +12,8 @@ from typing import Any
 from baton.models.text.formats.thinking import ReasoningFormat
 from baton.models.text.formats.values import types_of
 
-# JSON is spaced as chat templates space it. So the next turn's prompt, which the template renders, begins with the very
-# tokens of this output, and its state can be reused.
+# JSON is spaced as chat templates space it. So the next turn's prompt, which the template renders, repeats exactly the
+# tokens of this output, and the state after them can be reused.
 AS_TEMPLATES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 PARAMETER_END = "\n</parameter>\n"
 BREAKS = r"/\n*/"
@@ -34,7 +34,7 @@ class WantedCalls:
 
     tools: Sequence[CallableTool]
     begin: str  # the marker that begins a call in this format
-    rules: "CallRules"  # the format's
+    rules: "CallRules"  # the grammar rules of this format
     added: Collection[str]  # texts for which the tokenizer has a token of their own
     required: bool
     """Whether the output is nothing but calls, after any reasoning. Otherwise calls may occur within text or in place
@@ -46,7 +46,7 @@ class WantedCalls:
 
 
 CallRules = Callable[[WantedCalls], list[str]]
-"""A format's grammar rules: the rule `calls`, which begins after the first marker, and the rules that it uses."""
+"""Function that returns a format's rules: `calls`, which begins after the first marker, and the rules that it uses."""
 
 
 def output_grammar(
@@ -59,8 +59,8 @@ def output_grammar(
     """Return the grammar of an output that consists of an answer, of tool calls, or of either.
 
     answer: the grammar of the answer; None if there is none.
-    calls: the calls that are allowed; None if there are none. At least one of the two is given.
-    added: see WantedCalls.
+    calls: the calls that are allowed; None if there are none. At least one of `answer` and `calls` is given.
+    added: texts for which the tokenizer has a token of their own.
     reasoning: the format of reasoning that may come first; None if the model does not reason.
     begun: whether the prompt has already opened the reasoning.
     """
@@ -99,7 +99,7 @@ def grammar_in(text: str) -> dict[str, Any]:
 
 
 def thought_rules(added: Collection[str], reasoning: ReasoningFormat, begun: bool) -> list[str]:
-    """Return the rule `thought`: reasoning with its markers, without the first one if the prompt has it (`begun`)."""
+    """Return the rule `thought`: reasoning with its markers, but only the end marker if the prompt has `begun` it."""
     begin = "" if begun else f"{marker(reasoning.begin, added)} "
     if reasoning.end in added:
         return [f"thought: {begin}TEXT {reasoning.end}"]

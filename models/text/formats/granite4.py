@@ -1,4 +1,4 @@
-"""Tool calls as Granite 4 writes them: the format of Hermes."""
+"""Tool calls as Granite 4 writes them: in the same format as Hermes 2 Pro."""
 
 from baton.models.text.formats.json_calls import json_calls
 

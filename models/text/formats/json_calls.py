@@ -27,8 +27,9 @@ def json_calls(
     in_list: whether templates write all calls as items of one list between one pair of markers.
 
     Once the name is known, arguments are emitted while they are generated, exactly as written. If they stop being valid
-    JSON the call ends there, as not whole, and the rest is text. Once they are complete the call is whole, whatever
-    follows. Arguments that are null or absent become {}; a string that contains an object's JSON becomes that object.
+    JSON, the call ends there with CallEnded.whole = False, and the rest is text. Once they are complete, the call is
+    whole, whatever follows. Arguments that are null or absent become {}; a string that contains an object's JSON
+    becomes that object.
     """
 
     def read(pieces: Pieces, events: Events, tools: Tools) -> Reading[None]:
@@ -44,12 +45,12 @@ class _JsonCalls:
         self._pieces = pieces
         self._events = events
         self._end = end
-        # For the call that is being read: whether its beginning, and its end, have been emitted.
+        # Whether the beginning, and the end, of the call that is being read have been emitted.
         self._begun = False
         self._ended = False
 
     def read(self, begin: str) -> Reading[None]:
-        """Read calls from the begin marker to the end marker. Broken if there is no call."""
+        """Read calls from the begin marker to the end marker. Raises Broken if there is no call."""
         pieces = self._pieces
         yield from pieces.one_of(begin)
         yield from pieces.run(_OPEN)
@@ -69,7 +70,7 @@ class _JsonCalls:
         pieces.unmark()
 
     def _call(self) -> Reading[bool]:
-        """Read one object, and return whether it is a whole call. Broken if it goes wrong before the call has begun."""
+        """Read one object, and return whether it is a whole call. Raises Broken for errors before the call begins."""
         self._begun = self._ended = False
         try:
             yield from self._object()
@@ -126,7 +127,7 @@ class _JsonCalls:
         self._finish()
 
     def _finish(self) -> None:
-        """End the call, whose arguments are complete. If the rest of the object is malformed, it is text from here."""
+        """End the call, whose arguments are complete. If the object is malformed after them, its rest is text."""
         self._ended = True
         self._events.end(whole=True)
         self._pieces.mark()
@@ -145,7 +146,7 @@ class _JsonCalls:
         return found
 
     def _expect(self, *characters: str) -> Reading[str]:
-        """Read one of these characters, after white space."""
+        """Skip white space, then read and return one of these characters."""
         yield from self._pieces.space()
         return (yield from self._pieces.one_of(*characters))
 
@@ -156,9 +157,9 @@ class _JsonCalls:
 
 
 def read_held_object(pieces: Pieces) -> Reading[str]:
-    """Read an object, null (which stands for {}), or a string that contains an object's JSON. Broken for other values.
+    """Read an object, null (which stands for {}), or a string that contains an object's JSON, and return the object.
 
-    Unlike `read_json`, it returns the text when the value is complete.
+    Raises Broken for other values. Unlike `read_json`, this returns the text only when the value is complete.
     """
     text: str | None = yield from _captured(pieces)
     if text and text.startswith('"'):

@@ -28,7 +28,7 @@ _VALUE = {
 }
 _AFTER = {**_all(_SPACE, "after"), ",": "next", "}": "close", "]": "close"}
 _EXPONENT = _all("eE", "exponent")
-# A transition table: state → character → next state, or an action of JsonScanner._do if no row has that name.
+# A transition table: state → character → next state. A name without a row is an action of JsonScanner._do.
 _ROWS: dict[str, dict[str, str]] = {
     "value": _VALUE,
     "first item": {**_VALUE, **_all(_SPACE, "first item"), "]": "close"},
@@ -65,15 +65,15 @@ class JsonScanner:
     """A scanner that follows one JSON value (RFC 8259) to its last character or to the first invalid one.
 
     It is more lenient than the standard in one respect: models write control characters, such as line breaks, in
-    strings, and these are returned as escapes. Nesting deeper than MAX_DEPTH is invalid. It needs no recursion, and
-    linear time.
+    strings, and these are returned as escapes. Nesting deeper than MAX_DEPTH is invalid. The scanner needs linear time
+    and no recursion.
     """
 
     def __init__(self) -> None:
         self.whole = False  # the value is complete
         self.broken = False  # a character was invalid
         self._state = "value"
-        self._closers: list[str] = []  # the closing brackets of what is open, outermost first
+        self._closers: list[str] = []  # the closing brackets of open objects and arrays, outermost first
         self._within = "string"  # the state to return to after an escape: "key" or "string"
 
     def feed(self, text: str, at: int) -> tuple[str, int]:
@@ -108,7 +108,7 @@ class JsonScanner:
         return "".join(parts), at
 
     def _do(self, action: str, character: str) -> None:
-        """Carry out an action of the table; an unknown one (no transition for this character) breaks the value."""
+        """Carry out an action of the table. The value is broken if the table has no action for this character."""
         closers = self._closers
         if action == "open" and len(closers) < MAX_DEPTH:
             closers.append("}" if character == "{" else "]")

@@ -20,7 +20,7 @@ CALL_BEGIN, ARGUMENTS_BEGIN, CALL_END = "<|tool_call_begin|>", "<|tool_call_argu
 NAMESPACE = "functions."
 
 _HEAD = re.compile(r"[^<\r\n]*")
-# Characters after arguments. Models write too many braces.
+# Characters that are skipped after arguments. Models write too many closing braces.
 _AFTER_ARGUMENTS = re.compile(r"[ \t\r\n}\]]*")
 
 
@@ -28,9 +28,9 @@ class _KimiCalls:
     """The reader of one section of calls.
 
     A call is emitted with its name when its arguments begin, and the arguments while they are generated. If they stop
-    being valid JSON the call ends there, as not whole, and the rest is text. Once they are complete the call is whole,
-    whatever follows. Arguments that are null or absent become {}; a string that contains an object's JSON becomes that
-    object.
+    being valid JSON, the call ends there with CallEnded.whole = False, and the rest is text. Once they are complete,
+    the call is whole, whatever follows. Arguments that are null or absent become {}; a string that contains an object's
+    JSON becomes that object.
     """
 
     def __init__(self, pieces: Pieces, events: Events) -> None:
@@ -84,7 +84,7 @@ class _KimiCalls:
     def _arguments(self) -> Reading[None]:
         """Read arguments, which begin at the mark, and remove the mark.
 
-        Broken where they are not JSON; then what has not been emitted is unread again.
+        Raises Broken where they are not JSON; then text that has not been emitted counts as unread again.
         """
         pieces, events = self._pieces, self._events
         yield from pieces.space()
@@ -114,7 +114,7 @@ def name_in(head: str) -> str:
 
 
 def kimi_rules(calls: WantedCalls) -> list[str]:
-    """Return the rules for calls, all in one section. Any index is allowed: the model knows which one is next."""
+    """Return the rules for calls, all in one section. Any index is allowed: the model knows which index is next."""
     begin, between, end = calls.marker(CALL_BEGIN), calls.marker(ARGUMENTS_BEGIN), calls.marker(CALL_END)
     one = f"{begin} call {end}"
     several = f"({one})+" if calls.parallel else one
@@ -129,7 +129,7 @@ def kimi_rules(calls: WantedCalls) -> list[str]:
 def numbered(chat: Chat) -> Chat:
     """Replace the ids of calls by functions.NAME:INDEX, where INDEX counts the chat's calls from 0.
 
-    Results get the new ids of their calls. A result whose call is not in the chat before it keeps its id.
+    Tool results get the new ids of their calls. A result keeps its id if its call is not earlier in the chat.
     """
     shown: list[Mapping[str, Any]] = []
     known: dict[object, str] = {}

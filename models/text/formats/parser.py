@@ -13,12 +13,12 @@ class OutputParser:
     The events, joined, do not depend on how the text is split into pushes. Text is held back only while it may begin a
     marker, or a call whose name is not known yet. No text raises an error: what is not a well-formed call is content,
     exactly as written. A call that goes wrong, or is cut off, after its name was emitted keeps the arguments emitted so
-    far, which do not parse (CallEnded.whole is False); what follows them is content.
+    far, which do not parse (CallEnded.whole is False); text after them is content.
 
     reasoning: the format of reasoning; None if the output is not searched for any.
     begun: whether the prompt has already opened the reasoning.
     tool_format: the format of tool calls; None if the output is not searched for any.
-    tools: the schema of each tool's parameters, by the tool's name. A call may name other tools.
+    tools: the schema of each tool's parameters, by the tool's name. A call may also name other tools.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ BY_MARKER = (
     (FUNCTION, QWEN3_CODER),
     (HERMES.begins[0], HERMES),
 )
-# The format of a family (model_type), for templates without such a marker.
+# The format of each family (model_type), for chat templates without any marker in BY_MARKER.
 BY_FAMILY = {
     "falcon_h1": HERMES,
     "granitemoehybrid": GRANITE4,
@@ -45,19 +45,19 @@ def tool_format(model_type: str, templates: Iterable[str]) -> ToolFormat | None:
     text = "\n".join(templates)
     own = BY_FAMILY.get(model_type)
     found = next((format for marker, format in BY_MARKER if marker in text), own)
-    # Formats with the same markers (Hermes and Granite 4) look alike in a template: then the family's is meant.
+    # Hermes and Granite 4 have the same markers, so a template does not distinguish them, but the family does.
     return own if own and found and own.begins == found.begins else found
 
 
 def reasoning_format(templates: Iterable[str]) -> ReasoningFormat | None:
-    """Return the format of which the checkpoint's chat templates contain a marker, or None."""
+    """Return the format of reasoning that has a marker in the checkpoint's chat templates; None if no format has."""
     text = "\n".join(templates)
     return next((format for format in REASONING_FORMATS.values() if format.begin in text or format.end in text), None)
 
 
 @dataclass(frozen=True)
 class OutputFormats:
-    """The formats for which a model's output is searched."""
+    """The formats of tool calls and of reasoning that are parsed in a model's output."""
 
     tools: ToolFormat | None = None  # None: tool calls are not parsed
     reasoning: ReasoningFormat | None = None  # None: reasoning is not parsed
@@ -71,7 +71,7 @@ class OutputFormats:
 
     @property
     def ending(self) -> re.Pattern[str] | None:
-        """A pattern for the end of reasoning: its end marker, or the beginning of a call if that ends it too."""
+        """A pattern for the end of reasoning: its end marker, or the beginning of a call if calls end reasoning too."""
         if self.reasoning is None:
             return None
         call = self.tools.ends_reasoning if self.tools is not None else ()
@@ -85,7 +85,7 @@ def output_formats(
     """Return the formats with these names. "none" stands for no format; "auto" for the one that the checkpoint's chat
     templates or its family indicate.
 
-    ValueError for an unknown name.
+    Raises ValueError for an unknown name.
     """
     sources = tuple(templates)
     return OutputFormats(

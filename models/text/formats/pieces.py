@@ -1,4 +1,4 @@
-"""Text that arrives in pieces, and the basic readers of it: generators that yield where they must wait for more."""
+"""Text that arrives in pieces, and basic readers of such text: generators that yield where they wait for more."""
 
 import re
 from collections.abc import Callable, Generator
@@ -12,22 +12,21 @@ WHITE_SPACE = " \t\r\n"
 
 
 class Broken(Exception):
-    """Raised by a reader when the text is not what it expects."""
+    """The error that a reader raises when the text is not what it expects."""
 
 
 class Pieces:
     """The input of a reader: `text[at:]` has arrived and has not been read yet.
 
-    Text that was read is kept only from the mark on, if there is one, so that the reader can rewind to it. A reader
-    waits only when everything has been read, so the work is linear in the text if no part is rewound more than a few
-    times.
+    A reader can set a mark and rewind to it. Text that was read is kept only from the mark on. A reader waits only when
+    all text has been read. So the work is linear in the text's length if no part is rewound more than a few times.
     """
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
         self._over = False  # no more pieces will arrive
-        self._mark: int | None = None  # an index into `text`, or 0 if `_before` holds text from the mark on
+        self._mark: int | None = None  # index of the mark in `text`; 0 if the mark is in earlier text (`_before`)
         self._before: list[str] = []  # text between the mark and the beginning of `text`
 
     def give(self, text: str) -> None:
@@ -42,7 +41,7 @@ class Pieces:
         self._over = True
 
     def mark(self) -> None:
-        """Remember this place for `rewind`. There is one mark at most: a new one replaces the old."""
+        """Remember the current position for `rewind`. There is one mark at most: a new mark replaces the old."""
         self._mark = self.at
         self._before.clear()
 
@@ -96,7 +95,7 @@ class Pieces:
         return "".join(found)
 
     def one_of(self, *options: str) -> Reading[str]:
-        """Read one of the options, and return it; Broken if none is next. No option may be a prefix of another."""
+        """Read and return one of the options. Raises Broken if none is next. No option may be a prefix of another."""
         read = ""
         while (yield from self.more()):
             for option in options:
@@ -131,14 +130,14 @@ def beginning(*markers: str) -> re.Pattern[str]:
 class Trailing:
     """A filter between a reader and `show` that holds back `characters` at the end of the text.
 
-    They are dropped if a marker follows, and shown if other text does.
+    Text that is held back is dropped if a marker follows, and shown if other text follows.
     """
 
     def __init__(self, show: Callable[[str], None], characters: str) -> None:
         self._show = show
         self._characters = characters
         self._held: list[str] = []
-        self.after_marker = False  # whether nothing but such characters came since the last marker
+        self.after_marker = False  # whether no text but `characters` came since the last marker
 
     def add(self, text: str) -> None:
         body = text.rstrip(self._characters)
@@ -150,12 +149,12 @@ class Trailing:
             self._held.append(text[len(body) :])
 
     def release(self) -> None:
-        """Show what is held back."""
+        """Show the text that is held back."""
         if self._held:
             self._show("".join(self._held))
             self._held.clear()
 
     def drop(self) -> None:
-        """Drop what is held back, because a marker follows."""
+        """Drop the text that is held back, because a marker follows."""
         self._held.clear()
         self.after_marker = True

@@ -26,7 +26,7 @@ _VALUE_END = beginning(PARAMETER_END, FUNCTION_END)
 
 
 class _Follows(Enum):
-    """The possible successors of a parameter other than another parameter."""
+    """The possible continuations after a parameter, other than a further parameter."""
 
     FUNCTION_END = auto()
     CALL_END = auto()
@@ -34,15 +34,15 @@ class _Follows(Enum):
 
 
 class _XmlCalls:
-    """The reader of calls.
+    """The reader of calls in this format.
 
     A call is emitted when the name of its first parameter, or its end, has been read. From then on, only the end of the
-    output breaks it.
+    output can cut the call off.
 
-    Values have no escapes. So a value ends where, white space aside, another parameter or the call's end follows its
-    </parameter>, or where </function></tool_call> comes without a </parameter>. Any other marker in a value is text.
-    One line break at its beginning and one at its end belong to the format. If the output ends first, the call is not
-    whole, and its arguments stop where the output does.
+    Values have no escapes, so they may contain markers as text. A value ends at a </parameter> only if another
+    parameter or the end of the call follows, white space aside. It also ends at </function></tool_call> without a
+    </parameter>. One line break at the beginning and one at the end of a value belong to the format. If the output ends
+    inside a call, CallEnded.whole is False, and the arguments stop where the output does.
     """
 
     def __init__(self, pieces: Pieces, events: Events, tools: Tools) -> None:
@@ -72,9 +72,9 @@ class _XmlCalls:
         self._pieces.unmark()
 
     def _function(self, known: bool) -> Reading[_Follows]:
-        """Read a function after <function=, and return how it ended. Broken if it goes wrong before a parameter.
+        """Read a function after <function=, and return what ended it. Raises Broken for errors before a parameter.
 
-        known: whether its name must be that of one of the tools.
+        known: whether the function must be one of the tools.
         """
         name = yield from self._label()
         if known and name not in self._tools:
@@ -101,7 +101,7 @@ class _XmlCalls:
         pieces = self._pieces
         if (yield from pieces.peek()) == "\n":
             pieces.take(1)
-        line_break = ""  # held back: it is the format's if the value ends after it, else the value's
+        line_break = ""  # held back: part of the format if the value ends after it, else of the value
         while (yield from pieces.more()):
             text = line_break + pieces.before(_VALUE_END)
             line_break = "\n" if text.endswith("\n") else ""
@@ -125,14 +125,14 @@ class _XmlCalls:
         return _Follows.NOTHING
 
     def _after_value(self) -> Reading[str | _Follows]:
-        """Read the end of a value, and return what follows the parameter. Broken if the value does not end here."""
+        """Read the end of a value, and return what follows the parameter. Raises Broken if it does not end here."""
         if (yield from self._pieces.one_of(PARAMETER_END, FUNCTION_END)) == PARAMETER_END:
             return (yield from self._after())
         yield from self._expect(CALL_END)
         return _Follows.CALL_END
 
     def _after(self) -> Reading[str | _Follows]:
-        """Return the name of the parameter that begins here, after white space, or else what follows."""
+        """Skip white space, and return the name of the parameter that begins there, or what else follows."""
         yield from self._pieces.space()
         if not (yield from self._pieces.more()):
             return _Follows.NOTHING
@@ -150,7 +150,7 @@ class _XmlCalls:
         return label
 
     def _expect(self, *options: str) -> Reading[str]:
-        """Read one of these, after white space."""
+        """Skip white space, then read and return one of the options."""
         yield from self._pieces.space()
         return (yield from self._pieces.one_of(*options))
 

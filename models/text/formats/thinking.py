@@ -1,4 +1,4 @@
-"""Reads the reasoning part of a model's output, which comes before the answer."""
+"""Reader of the reasoning in a model's output, which comes before the answer."""
 
 from dataclasses import dataclass
 
@@ -53,7 +53,7 @@ def read_reasoning(
 
 
 def _begins(pieces: Pieces, format: ReasoningFormat) -> Reading[bool]:
-    """Read the begin marker if it is there, and return whether it is; otherwise read nothing."""
+    """Read the begin marker if it comes next, and return whether it does; otherwise read nothing."""
     pieces.mark()
     try:
         yield from pieces.space()
@@ -66,7 +66,7 @@ def _begins(pieces: Pieces, format: ReasoningFormat) -> Reading[bool]:
 
 
 def _ends(pieces: Pieces, format: ReasoningFormat, call: tuple[str, ...]) -> Reading[bool]:
-    """Return whether reasoning ends here. Read the end marker if it is there, and nothing otherwise.
+    """Return whether reasoning ends here. Read the end marker if it comes next, and nothing otherwise.
 
     The beginning of a call ends reasoning too, but stays unread for `read_content`.
     """

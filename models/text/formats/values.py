@@ -1,4 +1,4 @@
-"""Conversion of parameter values that a model writes as plain text to JSON, guided by the tool's schema."""
+"""Conversion to JSON of parameter values that a model writes as plain text, guided by the tool's schema."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -7,11 +7,11 @@ from typing import Any
 from baton.models.text.formats.json_scanner import as_json
 
 Tools = Mapping[str, Mapping[str, Any]]
-"""The JSON schema of each tool's parameters, an object, by the tool's name."""
+"""The JSON schema of each tool's parameters, which form an object, by the tool's name."""
 
 _TYPES = {
     **{name: name for name in ("string", "integer", "number", "boolean", "object", "array", "null")},
-    # Names in schemas that were generated from a language's types.
+    # Type names of programming languages, which occur in generated schemas.
     "str": "string",
     "int": "integer",
     "float": "number",
@@ -25,7 +25,7 @@ _NULLS = ("null", "None")
 
 
 def types_of(parameter: str, schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the JSON types that a tool's schema allows for a parameter; none if it does not say.
+    """Return the JSON types that a tool's schema allows for a parameter; the empty set if it names none.
 
     Follows "$ref" within the schema, and collects the types of all parts of "anyOf", "oneOf" and "allOf".
     """
@@ -106,7 +106,7 @@ class StringValue:
             self._show("null" if self._prefix in _NULLS else f'"{quoted(self._prefix)}"')
 
     def cut(self) -> None:
-        """Show what is held back of a value that the end of the output cuts off."""
+        """Show the text that is held back, after the output has ended inside the value."""
         if not self._shown and self._prefix:
             self._show('"' + quoted(self._prefix))
 
@@ -126,7 +126,7 @@ class OtherValue:
         self._show(converted("".join(self._parts), self._types))
 
     def cut(self) -> None:
-        """Show a value that was cut off as a string without an end: so no bracket in it can make the call parse."""
+        """Show a cut-off value as an unterminated string, so that no bracket in it makes the arguments valid JSON."""
         self._show('"' + quoted("".join(self._parts)))
 
 

@@ -15,11 +15,11 @@ from baton.models.text.grammars.matcher import GrammarMatcher
 
 # Limits of one parser step, below llguidance's defaults: a mask must not block the event loop longer than milliseconds.
 LIMITS = LLParserLimits(max_items_in_row=1000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False)
-# CPU seconds that the first mask of a copy may take, once the grammar's own first mask has been computed.
+# CPU seconds that the first mask of a copied matcher may take, after the first mask of the original was computed.
 MOST_FOR_A_COPY = 0.05
 # CPU seconds that an output's matcher may use: an allowance at the start, and an addition for each token.
 MOST_AT_ONCE, MOST_PER_TOKEN = 0.25, 0.002
-# Size of the cache of compiled grammars, and an estimate of a grammar's size, measured by the characters of its text.
+# Bytes of the cache of compiled grammars. A grammar's size is estimated from the number of characters of its text.
 KEPT_BYTES = 256 * 2**20
 BYTES_OF_ONE, BYTES_PER_CHARACTER = 100_000, 160
 MOST_CHARACTERS = 500_000
@@ -35,7 +35,7 @@ NOT_VERBOSE = "<non-verbose/>"
 class Grammars:
     """The compiler and cache of grammars for one model. Safe to use from several threads.
 
-    tokenizer: the text of tokenizer.json. ValueError if llguidance cannot read it.
+    tokenizer: the text of tokenizer.json. Raises ValueError if llguidance cannot read it.
     known: the tokenizer's ids are below this.
     vocab_size: the number of the model's logits; ids that the tokenizer lacks are never allowed.
     eos_ids: tokens that end an output; they are in no mask.
@@ -45,18 +45,18 @@ class Grammars:
         self._tokenizer = LLTokenizer(tokenizer, n_vocab=max(known, vocab_size), eos_token=list(eos_ids) or None)
         self._mask_bytes = 4 * -(-vocab_size // 32)
         self._cache: OrderedDict[str, CompiledGrammar] = OrderedDict()  # least recently used first
-        # All that exist: those in the cache, and those that callers still hold.
+        # All compiled grammars that exist: in the cache, or held by a caller.
         self._known: WeakValueDictionary[str, CompiledGrammar] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def matcher(self, grammar: str) -> GrammarMatcher:
-        """Return a matcher at the beginning of an output, compiling the grammar if necessary. GrammarError as there."""
+        """Return a matcher at the beginning of an output. Raises GrammarError if compiling the grammar fails."""
         return self.compile(grammar).matcher()
 
     def compile(self, grammar: str) -> "CompiledGrammar":
-        """Compile a grammar unless it is known, which may take a second. A caller that holds the result keeps it known.
+        """Return a compiled grammar. Unless the grammar is `known`, compiling it may take a second.
 
-        GrammarError says what is wrong with it.
+        A grammar stays known while a caller holds the result. Raises GrammarError, which says what is wrong.
         """
         found = self.known(grammar)
         return found if found is not None else self._keep(grammar, self._compiled(grammar))
@@ -90,7 +90,7 @@ class Grammars:
 
 
 class CompiledGrammar:
-    """A compiled grammar: a matcher at the beginning of an output, which is copied for every output."""
+    """A compiled grammar: a matcher at the beginning of an output. Each output gets a copy of the matcher."""
 
     def __init__(self, matcher: LLMatcher, mask_bytes: int, eos_ids: Sequence[int]) -> None:
         self._matcher = matcher
@@ -106,7 +106,7 @@ class CompiledGrammar:
     def warm_up(self) -> None:
         """Compute the first mask, whose intermediate results all copies then share.
 
-        GrammarError if the grammar allows no output, or if a copy's first mask is still slow.
+        Raises GrammarError if the grammar allows no output, or if a copy's first mask is still slow.
         """
         first = CopiedMatcher(self._matcher, self._mask_bytes, self._ends, allowance=float("inf"))
         if first.mask() == bytes(self._mask_bytes) and not first.accepts():
@@ -165,7 +165,7 @@ def check_multiples(grammar: str) -> None:
 
 
 def check(matcher: LLMatcher) -> None:
-    """Raise GrammarError if the matcher is in error."""
+    """Raise GrammarError if the matcher reports an error."""
     if matcher.is_error():
         raise GrammarError(matcher.get_error().replace(NOT_VERBOSE, "").strip())
 

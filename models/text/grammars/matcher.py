@@ -1,4 +1,4 @@
-"""The interface through which the ring follows an output in its grammar."""
+"""The interface through which the ring tracks the position of an output in its grammar."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ class GrammarMatcher(Protocol):
     """The position of one output in its grammar. It depends on the grammar and the consumed tokens only."""
 
     def consume(self, token: int) -> None:
-        """Continue the output with this token. GrammarError if the grammar does not allow it."""
+        """Continue the output with this token. Raises GrammarError if the grammar does not allow it."""
 
     def accepts(self) -> bool:
         """Return whether the output may end here."""
@@ -20,6 +20,6 @@ class GrammarMatcher(Protocol):
     def mask(self) -> bytes:
         """Return which tokens may follow, without those that end the output: int32 words of bits, as in RowMask.
 
-        GrammarError if computing it takes too long.
+        Raises GrammarError if computing the mask takes too long.
         """
         ...

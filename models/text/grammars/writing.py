@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # White space in JSON: one space, or a line break and its indentation. Unlimited white space would allow a model to
 # write spaces until it is cut off.
 SPACE = r"\n[ \t]{0,64}|[ \t]"
-# Limit for a regex, a grammar, or all texts of a choice together: longer ones take seconds to compile.
+# Limit for a regex, a grammar, or all texts of a choice together: longer texts take seconds to compile.
 MOST_CHARACTERS = 50_000
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -23,7 +23,7 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 def json_schema(schema: Mapping[str, Any] | str, strict: bool = True) -> str:
     """Return a grammar for JSON that follows the schema. "oneOf" is treated as "anyOf".
 
-    schema: an object, or its JSON text. GrammarError if the text is not an object's.
+    schema: an object, or its JSON text. Raises GrammarError if the text is not that of an object.
     strict: whether keywords that cannot be enforced are an error when the grammar is compiled; otherwise they are
     ignored.
     """
@@ -54,7 +54,7 @@ def regex(pattern: str) -> str:
 
 
 def choice(texts: Sequence[str]) -> str:
-    """Return a grammar for outputs that are one of these texts. GrammarError if there are none."""
+    """Return a grammar for outputs that are one of `texts`. Raises GrammarError if `texts` is empty."""
     if not texts:
         raise GrammarError("there is nothing to choose from")
     check_length("".join(texts))

@@ -1,4 +1,4 @@
-"""The bare loop: the model run from Python without a server. Its speed shows what the server costs."""
+"""The bare loop: the model, run from Python without a server. Comparing both shows the server's overhead."""
 
 import time
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from baton.kernels.sampling import SamplingTensors, sample
 from baton.models.batch import Batch, Decode, Model, Prefill, allocate
 from baton.models.recorded import recording
 
-# KV capacity in tokens, for models with attention: of a row that runs alone, and of each row of a batch.
+# For models with attention, in tokens: KV capacity of a row that runs alone and of each row of a batch; page size.
 LONGEST, ROW_TOKENS, PAGE_SIZE = 8192, 512, 16
 
 
 class Bare:
-    """A greedy decoding loop. It reads prompts in steps of at most `step_tokens` and feeds each token back."""
+    """A greedy decoding loop without a server. It reads prompts in steps of at most `step_tokens` tokens."""
 
     def __init__(self, model: Model, rows: int, step_tokens: int) -> None:
         self._step_tokens = step_tokens
@@ -28,13 +28,13 @@ class Bare:
 
     @torch.inference_mode()
     def prefill(self, prompt: list[int]) -> float:
-        """Return prompt tokens per second, until the first token of the answer is drawn."""
+        """Return prompt tokens per second; the time ends when the first token of the answer is drawn."""
         began = time.perf_counter()
         self._feed(prompt, 0)
         return len(prompt) / (time.perf_counter() - began)
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
-        """Return tokens per second of all rows together, counted from the first drawn token."""
+        """Return tokens per second, summed over all rows; the time begins after the first drawn token."""
         generated = self.generate(prompts)
         next(generated)
         began = time.perf_counter()
@@ -44,10 +44,10 @@ class Bare:
 
     @torch.inference_mode()
     def generate(self, prompts: list[list[int]]) -> Iterator[torch.Tensor]:
-        """Yield the tokens of each step without end, int64 [rows]. All prompts must have the same length."""
+        """Yield the tokens of each decode step, int64 [rows], without end. All prompts must have the same length."""
         rows = len(prompts)
         tokens = torch.cat([self._feed(prompt, row) for row, prompt in enumerate(prompts)])
-        # A row alone may use all pages; rows of a batch have a fixed share each.
+        # A row that runs alone may use all pages; each row of a batch has a fixed share of the pages.
         table = self._table[:rows] if rows > 1 else self._pages[None]
         for position in count(len(prompts[0])):
             yield tokens

@@ -1,4 +1,7 @@
-"""Contenders, all with the same weights: Baton's server, its bare loop, and the installed peers."""
+"""Contenders, the engines that are compared: Baton's server, Baton's bare loop (common/bare.py), and installed peers.
+
+All have the same weights. A peer is an engine of another project.
+"""
 
 import argparse
 import os
@@ -16,8 +19,8 @@ from scripts.benchmarks.common.shapes import checkpoint_of
 from scripts.benchmarks.peers.environments import how_to_install, python_of
 from scripts.benchmarks.peers.process import HERE, Peer
 
-# Variants of each kind, the default first: types of weights. For OpenVINO, "bf16" and "f32" are the types it
-# computes in; its int8 weights are combined with float32 activations.
+# Variants of each kind of contender, the default first. A variant is a type of weights, except for OpenVINO: there
+# "bf16" and "f32" are the types that it computes in, and "int8" means int8 weights and float32 activations.
 VARIANTS = {
     "bare": ("",),
     "transformers": ("auto", "float32"),
@@ -25,7 +28,7 @@ VARIANTS = {
     "openvino": ("int8", "bf16", "f32"),
 }
 STEP_TOKENS = 512
-# All contenders are open at once, but a server takes most of the free memory by default.
+# Limits for Baton's server, which takes most of the free memory by default: all contenders are open at once.
 MEMORY = ("--memory", "2G", "--host-memory", "512M")
 
 
@@ -33,11 +36,11 @@ class Contender(Protocol):
     """An engine that is open and ready to be measured."""
 
     def prefill(self, prompt: list[int]) -> float:
-        """Return prompt tokens per second, until the first token of the answer."""
+        """Return prompt tokens per second; the time ends with the first token of the answer."""
         ...
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
-        """Return tokens per second of all rows together, while all of them decode."""
+        """Return tokens per second, summed over all rows, while all of them decode."""
         ...
 
 
@@ -45,13 +48,13 @@ class Contender(Protocol):
 class Entry:
     """A contender as named on the command line: [NAME=]KIND[:VARIANT]."""
 
-    name: str  # heads its column
+    name: str  # heading of the contender's column in tables
     kind: str  # "baton" or a key of VARIANTS
-    variant: str  # one of VARIANTS[kind]; for baton, options of its server
+    variant: str  # one of VARIANTS[kind]; if the kind is "baton", options of its server
 
     @classmethod
     def parse(cls, text: str) -> "Entry":
-        """Parse a name. Raises ValueError, which lists the valid kinds or variants."""
+        """Parse [NAME=]KIND[:VARIANT]. Raises ValueError, which lists the valid kinds or variants."""
         name, equals, rest = text.partition("=") if "=" in text.partition(":")[0] else ("", "", text)
         kind, _, variant = rest.partition(":")
         if equals and not name:
@@ -73,28 +76,28 @@ class Entry:
 
     @property
     def options(self) -> list[str]:
-        """Command-line options of Baton's server."""
+        """Command-line options of Baton's server; empty for other kinds."""
         return shlex.split(self.variant) if self.kind == "baton" else []
 
     def option(self, name: str, default: str) -> str:
-        """Return the value of an option of Baton's server, written as one word (--x=y) or as two."""
+        """Return the value of an option of Baton's server, whether it is one word (--x=y) or two."""
         words = [word for option in self.options for word in option.split("=", 1)]
         return words[words.index(name) + 1] if name in words[:-1] else default
 
     def weights(self) -> str:
-        """Return the type of its weights: a key of floors.BITS."""
+        """Return the type of the contender's weights, a key of floors.BITS."""
         if self.kind == "baton":
             return self.option("--quantize", "bf16")
         by_variant = {"auto": "bf16", "float32": "f32", "": "bf16"}
         return by_variant.get(self.variant, self.variant)
 
     def state_bytes(self) -> int:
-        """Return the bytes of one number of its recurrent states."""
+        """Return the bytes of one number of the contender's recurrent states."""
         return 2 if self.option("--state-dtype", "float32") == "bfloat16" else 4
 
 
 def read_entry(text: str) -> Entry:
-    """Parse like Entry.parse, but raise the error whose text argparse shows."""
+    """Parse like Entry.parse, but raise ArgumentTypeError: argparse shows its text to the user."""
     try:
         return Entry.parse(text)
     except ValueError as error:
@@ -103,11 +106,11 @@ def read_entry(text: str) -> Entry:
 
 @dataclass(frozen=True)
 class Workbench:
-    """Opens contenders, and makes their weights on first use."""
+    """A model to measure: makes its weights on first use, and opens the contenders that run it."""
 
     config: dict[str, Any]  # config.json of the model
-    folder: Path  # keeps the checkpoint, the peers' conversions of it, and logs
-    threads: int  # of each contender
+    folder: Path  # for the checkpoint, the peers' conversions of the checkpoint, and logs
+    threads: int  # threads of each contender
     rows: int  # largest batch
 
     @property
@@ -148,12 +151,12 @@ class Workbench:
                 yield peer
 
     def serve(self, entry: Entry, *more: str) -> Served:
-        """Start Baton's server with the entry's options and `more`; use it as a context."""
+        """Start Baton's server with the entry's options and `more`; the result is a context manager."""
         flags = ["--max-running", str(self.rows), "--step-tokens", str(STEP_TOKENS), *MEMORY, "--log-format", "json"]
         return Served(self.checkpoint, self.threads, [*flags, *more, *entry.options], self.log(entry.name))
 
     def peer(self, entry: Entry) -> Peer:
-        """Start any other kind in a process of its own; use it as a context."""
+        """Start a contender other than Baton's server in its own process; the result is a context manager."""
         log, threads, rows = self.log(entry.name), str(self.threads), str(self.rows)
         if entry.kind == "bare":
             arguments = [str(self.checkpoint), threads, rows, str(STEP_TOKENS)]

@@ -43,19 +43,19 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def ratios(rounds: Sequence[dict[str, float]], of: str, to: str) -> Spread:
-    """Return the spread of `of`'s figure divided by `to`'s, each ratio within one round."""
+    """Return the spread of the ratios of two contenders, `of` / `to`, each within one round."""
     return Spread.of([figures[of] / figures[to] for figures in rounds])
 
 
 class NeverAtOnceError(Exception):
-    """Raised if streams that should be measured together did not overlap in time."""
+    """An error: streams that should be measured together did not overlap in time."""
 
 
 def decode_rate(streams: Sequence[Sequence[tuple[float, int]]], least: int = 1) -> float:
     """Return tokens per second of all streams together, counted only while all of them run.
 
-    streams: for each stream, pairs (time in seconds, number of its tokens that had arrived by then).
-    least: tokens that each stream must deliver in that time; NeverAtOnceError is raised otherwise.
+    streams: for each stream, pairs (time in seconds, number of the stream's tokens that had arrived by then).
+    Raises NeverAtOnceError if a stream delivers fewer than `least` tokens while all of them run.
     """
     begin, end = max(stream[0][0] for stream in streams), min(stream[-1][0] for stream in streams)
     within = [[count for at, count in stream if begin <= at <= end] for stream in streams]
@@ -66,11 +66,11 @@ def decode_rate(streams: Sequence[Sequence[tuple[float, int]]], least: int = 1) 
 
 
 def steady_rate(generate: Callable[[int], Sequence[Sequence[tuple[float, int]]]], steps: int) -> float:
-    """Return decode_rate, measured while at least half of `steps` tokens of each stream arrive.
+    """Return the decode_rate of streams that overlap for at least `steps` / 2 tokens of each stream.
 
-    Rows that start far from each other overlap too little; then all are repeated with 2, 4 and 8 times the tokens.
+    Streams that start at very different times overlap less. They are then repeated with 2, 4 and 8 times the tokens.
 
-    generate: returns the arrivals of answers of that many tokens, as decode_rate takes them.
+    generate: takes a number of tokens; returns the arrivals of answers of that length, as decode_rate takes them.
     Raises NeverAtOnceError if 8 times the tokens are still too few.
     """
     for tokens in (steps, 2 * steps, 4 * steps):
@@ -80,7 +80,7 @@ def steady_rate(generate: Callable[[int], Sequence[Sequence[tuple[float, int]]]]
 
 
 def table(title: str, columns: Sequence[str], rows: dict[str, Sequence[str]]) -> str:
-    """Return a table as text, its columns aligned to the right."""
+    """Return a table as text, with columns aligned to the right."""
     first = max(len(title), *map(len, rows))
     widths = [max(len(column), *(len(cells[i]) for cells in rows.values())) for i, column in enumerate(columns)]
     lines = [(title, columns), *rows.items()]

@@ -17,12 +17,12 @@ PROC = Path("/proc")
 IDLE = (3, 4)  # columns of /proc/stat: idle, waiting for I/O
 # Columns of /proc/stat that count time; the later ones (guests) are already part of user and nice.
 COLUMNS = 8
-# Processors that other processes may use without disturbing the figures.
+# A measurement is undisturbed if other processes kept at most this many processors busy, on average.
 QUIET = 0.1
 
 
 class Watch:
-    """A context that measures how many processors other processes used meanwhile: `others`. 0 without /proc."""
+    """A context manager: `others` is the mean number of processors that other processes used; 0 without /proc."""
 
     others = 0.0
 
@@ -44,7 +44,7 @@ def all_busy(proc: Path = PROC) -> float:
 
 
 def own_busy(process: int, proc: Path = PROC) -> float:
-    """Return the processor seconds of a process and all its descendants, including ended ones that were waited for."""
+    """Return the processor seconds of a process and its descendants, including ended processes that were waited for."""
     children, seconds = defaultdict[int, list[int]](list), dict[int, float]()
     for stat in proc.glob("[0-9]*/stat"):
         try:
@@ -63,7 +63,7 @@ def own_busy(process: int, proc: Path = PROC) -> float:
 
 
 def thread_busy(process: int) -> float:
-    """Return the processor seconds of a process's main thread, which runs its event loop."""
+    """Return the processor seconds of a process's main thread; in Baton's server it runs the event loop."""
     fields = (PROC / f"{process}/task/{process}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / ticks_a_second()
 
@@ -77,7 +77,7 @@ class Probe:
     """Maximal speeds of the machine, per second."""
 
     read: float  # bytes read
-    updated: float  # bytes read plus bytes written, updating in place; up to twice `read`, as reads and writes overlap
+    updated: float  # bytes read plus bytes written by an in-place update; up to twice `read`: reads and writes overlap
     operations: float  # floating-point operations of a bfloat16 matrix product
 
 
@@ -97,7 +97,7 @@ def matrix_rate(threads: int) -> float:
 
 
 def least_time(compute: Callable[[], object], threads: int) -> float:
-    """Return the shortest of several runs, in seconds. torch has `threads` threads meanwhile."""
+    """Return the seconds of the shortest of PASSES runs. torch uses `threads` threads during the runs."""
     before, best = torch.get_num_threads(), math.inf
     torch.set_num_threads(threads)
     try:

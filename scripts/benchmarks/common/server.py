@@ -21,7 +21,7 @@ START_TIMEOUT_S = 300.0
 
 
 def completion_tokens(line: bytes) -> int:
-    """Return how many tokens the answer has after this event of /generate."""
+    """Return how many tokens the answer has so far, from a line of the event stream of /generate."""
     return int(json.loads(line.removeprefix(b"data: "))["meta_info"]["completion_tokens"])
 
 
@@ -34,10 +34,10 @@ def whole_lines(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, 
 
 
 class ServerProcess:
-    """A server process. As a context it is ready on entry, and is terminated on exit.
+    """A server process. Entering it as a context waits until the server is ready; leaving terminates the server.
 
-    command: starts it; `--port` is appended.
-    threads: sets OMP_NUM_THREADS.
+    command: starts the server; `--port` with a free port is appended.
+    threads: value of OMP_NUM_THREADS.
     log: file for stdout and stderr.
     ready: path that answers 200 once the server can be used.
     """
@@ -79,7 +79,7 @@ class ServerProcess:
         return code
 
     def wait_until_ready(self) -> None:
-        """Wait. Raises RuntimeError, with the end of the log, if the server ends or is not ready in time."""
+        """Wait until the server is ready. Raises RuntimeError with the end of the log if it ends or takes too long."""
         if not asyncio.run(self._is_ready()):
             tail = Path(self._log.name).read_text(errors="replace")[-2000:]
             raise RuntimeError(f"the server did not become ready:\n{tail}")
@@ -103,7 +103,7 @@ def free_port() -> int:
 
 
 class Served(ServerProcess):
-    """Baton's server, a contender: the measurements of common.bare.Bare over HTTP."""
+    """Baton's server as a contender: the same measurements as common.bare.Bare, over HTTP."""
 
     def __init__(self, folder: Path, threads: int, options: Sequence[str], log: Path) -> None:
         command = [sys.executable, "-m", "baton.api.cli", "serve", str(folder), "--threads", str(threads)]
@@ -115,16 +115,16 @@ class Served(ServerProcess):
             raise RuntimeError(f"the server ended with code {code}; {self._log.name} says why")
 
     def prefill(self, prompt: list[int]) -> float:
-        """Return prompt tokens per second, until the first token of the answer has arrived."""
+        """Return prompt tokens per second; the time ends when the first token of the answer arrives."""
         [arrivals] = asyncio.run(self._generate([prompt], 1))
         return len(prompt) / arrivals[-1][0]
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
-        """Return tokens per second of all rows together, while all of them decode."""
+        """Return tokens per second, summed over all rows, while all of them decode."""
         return steady_rate(lambda tokens: asyncio.run(self._generate(prompts, tokens)), steps)
 
     async def _generate(self, prompts: list[list[int]], max_tokens: int) -> list[list[tuple[float, int]]]:
-        """Request all prompts at once. Return pairs (seconds since then, tokens arrived so far) of each answer."""
+        """Request all prompts at once. Return, for each answer, pairs (seconds since then, tokens arrived so far)."""
         async with aiohttp.ClientSession(self.url) as session:
             began = time.perf_counter()
             return await asyncio.gather(*(self._stream(session, prompt, max_tokens, began) for prompt in prompts))
@@ -136,7 +136,7 @@ class Served(ServerProcess):
         body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
         async with session.post("/generate", json=body, raise_for_status=True) as answer:
             chunks = [(time.perf_counter() - began, chunk) async for chunk in answer.content.iter_any()]
-        # Parsed after the stream has ended: the client shares the server's cores.
+        # Parse after the stream has ended: the client shares the server's cores, and would slow the server down.
         arrivals = [(at, completion_tokens(line)) for at, line in whole_lines(chunks) if line.startswith(b"data: {")]
         if not arrivals or arrivals[-1][1] != max_tokens:
             raise RuntimeError(f"asked for {max_tokens} tokens, got {arrivals[-1:]}")

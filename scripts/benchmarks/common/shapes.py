@@ -33,11 +33,11 @@ from scripts.benchmarks.peers.process import HERE
 from scripts.launch import ROOT
 
 SEED = 0
-# Families whose parameters may have the names that they have in checkpoint files.
+# Families whose parameters can have the names of the tensors in checkpoint files (see holds_files_tensors).
 PLAIN = ("mamba2", "granitemoehybrid")
-# Shows that a benchmark runs; its speeds mean nothing.
+# A tiny model, which shows that a benchmark runs; speeds measured with it mean nothing.
 TINY = MAMBA2 | {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "state_size": 16}
-# A model whose forward pass is arithmetic on one number per row, so that a step consists of the relay alone.
+# A model whose forward pass is arithmetic on one number per row, so that only the actors and HTTP take time.
 NULL: dict[str, Any] = {
     "model_type": "hash",
     "vocab_size": 50288,
@@ -63,7 +63,10 @@ SHAPES = {
 
 
 def config_of(shape: str, layers: int | None = None) -> dict[str, Any]:
-    """Return the config.json of a shape, cut to `layers` layers if given; a hybrid's last layer then has attention."""
+    """Return the config.json of "bundled" or of a model named in SHAPES.
+
+    layers: if given, the model has only this many layers; the last layer of a hybrid then has attention.
+    """
     if shape == "bundled":
         return dict(json.loads((BUNDLED / "config.json").read_text()))
     config = dict(SHAPES[shape])
@@ -82,7 +85,10 @@ def config_of(shape: str, layers: int | None = None) -> dict[str, Any]:
 
 
 def checkpoint_of(config: dict[str, Any], folder: Path) -> Path:
-    """Return the checkpoint folder of a config, written if missing. Each config has its own folder in `folder`."""
+    """Return the checkpoint folder of a config, after writing it if it is missing.
+
+    folder: the parent folder; each config has its own checkpoint folder in it.
+    """
     if config == config_of("bundled"):
         return BUNDLED
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
@@ -94,11 +100,11 @@ def checkpoint_of(config: dict[str, Any], folder: Path) -> Path:
 def make_checkpoint(folder: Path, config: dict[str, Any]) -> None:
     """Write config.json, model.safetensors and a tokenizer, unless the folder has them already.
 
-    Some families' files can only be written by transformers; raises RuntimeError if it is not installed.
+    Only transformers can write the files of some families. Raises RuntimeError if transformers is needed but missing.
     """
     text = json.dumps(config, indent=1)
     file = folder / "config.json"
-    # The tokenizer is written last: with it, the folder is complete.
+    # The tokenizer is written last, so a folder that has a tokenizer is complete.
     if (folder / "tokenizer.json").is_file() and file.is_file() and file.read_text() == text:
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +119,7 @@ def make_checkpoint(folder: Path, config: dict[str, Any]) -> None:
 
 
 def holds_files_tensors(model: nn.Module, config: dict[str, Any]) -> bool:
-    """Return whether each parameter is one tensor of the family's files, not parts of tensors joined or changed."""
+    """Return whether each parameter is one tensor of the family's checkpoint files, neither joined nor changed."""
     parsed = ModelConfig(config)
     pieces = find_family(parsed).pieces
     return config["model_type"] in PLAIN and all(
@@ -132,7 +138,7 @@ def write_by_transformers(folder: Path) -> None:
 
 
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return weights by name in a checkpoint's layout; those packed for this CPU are unpacked."""
+    """Return weights by name in a checkpoint's layout; weights that were packed for this CPU are unpacked."""
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     for name, layer in model.named_modules():
         if isinstance(layer, Linear | Embedding) and layer.packed:

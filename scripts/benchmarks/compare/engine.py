@@ -1,4 +1,8 @@
-"""Prefill and decode speeds, contenders in turns: medians, ratios within a round, and shares of the floor."""
+"""Prefill and decode speeds of the contenders: medians, ratios within a round, and shares of the floor.
+
+A turn measures one contender after another. A round takes one turn for each cell (see Cell). The floor is a lower bound
+of the time of a step (common/floors.py).
+"""
 
 import argparse
 import contextlib
@@ -20,34 +24,34 @@ SHORT_PROMPT = 16
 
 @dataclass(frozen=True)
 class Cell:
-    """One kind of measurement, a row of the printed tables."""
+    """One kind of measurement: a line of the printed tables."""
 
     name: str
-    rows: int  # rows that decode together; 0: one prompt is read, and nothing decodes
+    rows: int  # rows that decode together; 0 measures the prefill of one prompt
     prompt: int  # tokens of each prompt
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One measurement of every contender, one right after another."""
+    """The measurement of a cell with every contender, one right after another."""
 
     cell: str
     round: int
     figures: dict[str, float]  # tokens per second of each contender
-    others: float  # processors that other processes used meanwhile
+    others: float  # mean number of processors that other processes used during the turn
     probe: Probe  # the machine's speeds, measured in the same turn
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured."""
+    """The extent of the measurements."""
 
     rounds: int
     prompt: int  # tokens of the prompt whose prefill is measured
     steps: int  # tokens that each row decodes
     batches: Sequence[int]  # numbers of rows that decode together
-    repeats: int  # how often a turn is repeated if other processes ran
-    behind: Sequence[int] = ()  # tokens of history of a single row that decodes
+    repeats: int  # how often a turn is repeated while other processes disturb it
+    behind: Sequence[int] = ()  # for each of these numbers of tokens, a single row that decodes after them
 
     def cells(self) -> list[Cell]:
         return [
@@ -96,9 +100,9 @@ def default(workbench: Workbench) -> list[Entry]:
 
 
 class Rounds:
-    """Takes all turns of a plan. Round 0 warms everything up and is dropped.
+    """The rounds of a plan. Round 0 warms everything up and is dropped.
 
-    rng: draws the prompts. No two may be the same: a server would answer the second from its cache.
+    rng: draws the prompts. All prompts differ: a server would answer a repeated prompt from its cache.
     """
 
     def __init__(
@@ -116,7 +120,7 @@ class Rounds:
         return [turn for turn in turns if turn.round]
 
     def turn(self, cell: Cell, number: int) -> Turn:
-        """Take a turn, repeated while other processes disturb it; return the quietest. In round 0, take it once."""
+        """Take a turn, and repeat it while other processes disturb it, except in round 0; return the quietest turn."""
         if number == 0:
             return self._turn(cell, 0)
         turns: list[Turn] = []
@@ -127,7 +131,7 @@ class Rounds:
         return min(turns, key=lambda turn: turn.others)
 
     def _turn(self, cell: Cell, number: int) -> Turn:
-        """Measure every contender once. Each round begins with another contender."""
+        """Measure every contender once. Each round begins with a different contender."""
         names = list(self._contenders)
         first = number % len(names)
         prompts = [self._draw(cell.prompt) for _ in range(max(cell.rows, 1))]
@@ -146,7 +150,7 @@ class Rounds:
 
 
 def summarise(turns: Sequence[Turn], cell: Cell, entries: Sequence[Entry]) -> dict[str, Any]:
-    """Return, for each contender, the spread of its figures and of the first contender's ratios to it."""
+    """Return the spread of each contender's speeds, and of the first contender's speeds divided by them."""
     rounds = [turn.figures for turn in turns if turn.cell == cell.name]
     first = entries[0].name
     return {
@@ -159,7 +163,7 @@ def summarise(turns: Sequence[Turn], cell: Cell, entries: Sequence[Entry]) -> di
 
 
 def shares_of_floor(turns: Sequence[Turn], cell: Cell, name: str, floor: Floor) -> list[float]:
-    """Return a contender's speed in each turn, divided by the floor's upper bound."""
+    """Return a contender's speed in each turn, divided by the upper bound that follows from the floor."""
     return [
         turn.figures[name]
         / (floor.decode(cell.rows, turn.probe, cell.prompt) if cell.rows else floor.prefill(turn.probe, cell.prompt))

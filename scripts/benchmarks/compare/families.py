@@ -1,4 +1,7 @@
-"""One model of each family, in turns with mamba2's: its share of its own floor, and that share relative to mamba2's."""
+"""One model of each family: the share of its own floor that its speed reaches, and that share relative to mamba2's.
+
+Each model is measured alternately with mamba2's. The floor is a lower bound of the time of a step (common/floors.py).
+"""
 
 import argparse
 import contextlib
@@ -15,7 +18,7 @@ from scripts.benchmarks.common.shapes import SHAPES, config_of
 from scripts.benchmarks.compare.engine import Plan, Rounds, Turn, shares_of_floor
 
 FIRST = "mamba2-129m"
-# Kinds of contender: variant, and title of the tables. All servers are open at once, hence the small memory.
+# Kinds of contender: (variant, title of the tables). Each server gets little memory, because all are open at once.
 KINDS = {
     "bare": ("", "the model's own loop"),
     "baton": (
@@ -50,7 +53,7 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
 
 
 def measure(plan: Plan, configs: dict[str, Any], entry: Entry, workbench: Workbench) -> dict[str, list[Turn]]:
-    """Return the turns of each shape but FIRST; each turn measures FIRST and the shape. Round 0 is dropped."""
+    """Return the turns of each shape except FIRST. Each turn measures FIRST and that shape. Round 0 is dropped."""
     rng = random.Random(0)
     smallest = min(config["vocab_size"] for config in configs.values())
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Which peers are installed. Installs them, and checks that all engines draw the same greedy tokens in float32."""
+"""The peers: lists and installs them, and checks that all engines draw the same greedy tokens in float32."""
 
 import argparse
 import asyncio
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace, workbench: Workbench) -> int:
 
 
 def check(workbench: Workbench) -> int:
-    """Print how many first tokens of each peer equal Baton's. Return 1 if a peer differs anywhere, else 0."""
+    """Print how many leading tokens of each peer's answers equal Baton's. Return 1 if any token differs, else 0."""
     config = workbench.config | {"torch_dtype": "float32"}
     bench = Workbench(config, workbench.folder, workbench.threads, PROMPTS)
     rng = random.Random(1)
@@ -49,7 +49,7 @@ def check(workbench: Workbench) -> int:
 
 
 def agreed(theirs: list[int], ours: list[int]) -> int:
-    """Return the length of the common prefix."""
+    """Return the number of equal leading tokens."""
     return next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=True)) if a != b), len(ours))
 
 

@@ -10,7 +10,7 @@ from scripts.benchmarks.common.contenders import Workbench
 from scripts.launch import ROOT
 
 BENCH = ROOT / "scripts" / "bench"
-# Name of the files: arguments. A round of engine takes about two minutes, one of serving about three.
+# Arguments of each command, by the name of its files. A round of `engine` takes two minutes, of `serving` three.
 COMMANDS = {
     "engine-mamba2": ("engine", "--rounds", "5"),
     "engine-granite": ("engine", "--model", "granite-151m", "--rounds", "5"),
@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, workbench: Workbench) -> int:
-    """Run all commands, also after one has failed. Return 1 if any failed, else 0."""
+    """Run all commands, even if some fail. Return 1 if any failed, else 0."""
     options.folder.mkdir(parents=True, exist_ok=True)
     failed = []
     for name in options.only or COMMANDS:

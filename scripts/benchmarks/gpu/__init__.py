@@ -1,4 +1,4 @@
-"""Checks and measurements on a GPU, in parts of under ten minutes each. A repeated run skips what is recorded."""
+"""Checks and measurements on a GPU, in parts of less than ten minutes each. A later run skips recorded measurements."""
 
 import argparse
 import platform
@@ -18,7 +18,7 @@ OUT = ROOT / "build" / "gpu" / "records.jsonl"
 
 
 def parts() -> dict[str, Callable[[Bench], None]]:
-    """Return the parts by name, the most valuable first. They are imported here because they need Triton."""
+    """Return the parts by name, the most valuable first. Imports happen here, because the parts need Triton."""
     from scripts.benchmarks.gpu import kernels, models, processes
 
     return {
@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, workbench: object) -> int:
-    """Run the named parts. Return 2 if that is impossible here, 1 if anything failed, else 0."""
+    """Run the named parts. Return 2 if this machine cannot run them, 1 if anything failed, else 0."""
     unknown = set(options.parts) - set(NAMES)
     if unknown:
         print(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace, workbench: object) -> int:
 
 
 def why_not(is_toy: bool) -> str | None:
-    """Return why nothing can run here, or None."""
+    """Return the reason why no part can run on this machine, or None."""
     if find_spec("triton") is None:
         return "scripts/bench gpu needs triton"
     if not is_toy and not torch.cuda.is_available():

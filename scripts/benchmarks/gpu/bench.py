@@ -1,4 +1,4 @@
-"""State shared by all parts of scripts/bench gpu."""
+"""The state that all parts of scripts/bench gpu share."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ from scripts.benchmarks.gpu.records import Records
 
 @dataclass
 class Bench:
-    """One run: its device, its records, and what failed."""
+    """One run of scripts/bench gpu: its device, its records, and its failures."""
 
     device: torch.device
     records: Records
     folder: Path  # for traces
-    is_toy: bool = False  # tiny sizes, which only show that everything runs
-    only: str = ""  # regular expression: names of the kernels to check and time
+    is_toy: bool = False  # whether sizes are tiny, which only shows that everything runs
+    only: str = ""  # regular expression for the names of the kernels to check and time
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -38,6 +38,6 @@ class Bench:
         return {name: build for name, build in builds.items() if re.search(self.only, name)}
 
     def failed(self, part: str, name: str, what: str) -> None:
-        """Print and count a failure. It is not recorded, so that the next run tries again."""
+        """Print and count a failure. Failures are not recorded, so that the next run tries again."""
         self.failures.append(f"{part}: {name}: {what}")
         print(f"{part:<8} {name:<44} FAILED: {what}", flush=True)

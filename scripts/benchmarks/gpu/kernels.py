@@ -30,9 +30,12 @@ def check(bench: Bench) -> None:
 
 
 def time_all(bench: Bench) -> None:
-    """Record each kernel's time.
+    """Record each kernel's time in these fields:
 
-    microseconds: of one call. share: floor / time, with the ceilings of the same run. Each peer: its microseconds.
+    microseconds: time of one call.
+    share: lower bound of the time, from the ceilings measured in this run, divided by the time.
+    bytes_per_second, flops_per_second: lower bounds of the operation's work, divided by the time.
+    Each peer that has the kernel: microseconds of the peer's call.
     """
     ceilings = Ceilings.measured(bench.device)
     bench.records.keep("speed", "ceilings", bandwidth=ceilings.bandwidth, rate=ceilings.rate)
@@ -40,7 +43,7 @@ def time_all(bench: Bench) -> None:
         if bench.records.has("speed", name):
             continue
         first = build(Draw(bench.device, bench.dtype))
-        # Enough copies of the inputs that none is still in the cache when its turn comes again.
+        # Enough copies of the inputs that the GPU's cache no longer holds a copy when the copy is used again.
         more = range(1, copies_for(first.nbytes, bench.device))
         operations = [first, *(build(Draw(bench.device, bench.dtype, seed)) for seed in more)]
         seconds = seconds_of([lambda each=each: each.run(*each.inputs) for each in operations], bench.device)

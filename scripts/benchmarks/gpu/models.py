@@ -21,7 +21,7 @@ from scripts.benchmarks.gpu.bench import Bench
 from scripts.benchmarks.gpu.stepping import Stepping
 from scripts.benchmarks.gpu.timing import Ceilings, Run
 
-# A hybrid of about a billion parameters, and one of Nemotron Nano 9B v2's sizes.
+# HYBRID_1B has about a billion parameters; HYBRID_9B has the sizes of Nemotron Nano 9B v2.
 HYBRID_1B: dict[str, Any] = GRANITE | {
     "vocab_size": 100_352,
     "hidden_size": 1536,
@@ -77,7 +77,7 @@ def random_of(config: dict[str, Any], bench: Bench) -> Model:
 
 
 def speeds(bench: Bench) -> None:
-    """Record tokens_per_second, and its share of the floor's upper bound with the ceilings of the same run."""
+    """Record `tokens_per_second`, and its `share` of the upper bound that follows from the ceilings of this run."""
     ceilings, sizes = Ceilings.measured(bench.device), sizes_of(bench)
     probe = Probe(ceilings.bandwidth, ceilings.bandwidth, ceilings.rate)
     bench.records.keep("models", "ceilings", bandwidth=ceilings.bandwidth, rate=ceilings.rate)
@@ -102,7 +102,7 @@ def prefill_rate(model: Model, sizes: Sizes, device: torch.device) -> float:
 
 
 def decode_rate(model: Model, rows: int, sizes: Sizes, device: torch.device) -> float:
-    """Return tokens per second of all rows."""
+    """Return decoded tokens per second, summed over all rows."""
     stepping = decoding(model, rows, sizes, device)
     began = time.perf_counter()
     stepping.decode(sizes.steps)
@@ -110,7 +110,7 @@ def decode_rate(model: Model, rows: int, sizes: Sizes, device: torch.device) -> 
 
 
 def decoding(model: Model, rows: int, sizes: Sizes, device: torch.device) -> Stepping:
-    """Return rows that decode, after some steps that warm up."""
+    """Return rows that are ready to decode, after some decode steps that warm up."""
     stepping = Stepping(model, rows, sizes.history + 8 * sizes.steps, device)
     stepping.begin(sizes.history)
     stepping.decode(sizes.steps)
@@ -130,7 +130,7 @@ def idle(bench: Bench) -> None:
 
 
 def steps_of(model: Model, rows: int, bench: Bench) -> dict[str, float | None]:
-    """Time steps first, then trace others, because tracing slows them down."""
+    """Return the figures of `idle`: time some steps, then trace other steps, because tracing slows steps down."""
     sizes, file = sizes_of(bench), bench.folder / "idle.json"
     stepping = decoding(model, rows, sizes, bench.device)
     began = time.perf_counter()

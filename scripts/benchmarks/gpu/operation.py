@@ -1,4 +1,4 @@
-"""An operation: a Triton kernel on random inputs, its reference on the same, and a lower bound of its cost."""
+"""An operation: a Triton kernel on random inputs, its reference on the same inputs, and a lower bound of its cost."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,28 +6,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Tolerated relative error, norm of the difference by norm of the expected values.
+# Tolerated relative error: norm of the difference, divided by the norm of the expected values.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2}
-# Tolerated share of different integers (drawn tokens, ranks): rounding decides some of them.
+# Tolerated share of integers (drawn tokens, ranks) that differ: rounding can change some of them.
 DIFFERENT = 0.01
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A kernel, its reference and inputs for both. Both return their results and the inputs that they wrote to."""
+    """A kernel, its reference and inputs for both. Each returns its results, and the inputs that it has written to."""
 
-    run: Callable[..., Sequence[Tensor]]  # by Triton
-    exact: Callable[..., Sequence[Tensor]]  # by the reference, in float32
-    inputs: tuple[Tensor, ...]  # arguments of both, some of which they write to
-    nbytes: int  # lower bound of the bytes moved
-    flops: int = 0  # lower bound of the operations of matrix products
+    run: Callable[..., Sequence[Tensor]]  # calls the Triton kernel
+    exact: Callable[..., Sequence[Tensor]]  # calls the reference, which gets float32 inputs
+    inputs: tuple[Tensor, ...]  # arguments of `run` and `exact`, which may write to some of them
+    nbytes: int  # lower bound of the bytes read and written
+    flops: int = 0  # lower bound of the floating-point operations of matrix products
 
     def floor(self, bandwidth: float, rate: float) -> float:
-        """Return the lower bound in seconds. bandwidth: bytes per second. rate: operations per second."""
+        """Return the lower bound of the time in seconds. bandwidth: bytes per second. rate: operations per second."""
         return max(self.nbytes / bandwidth, self.flops / rate)
 
     def error(self, dtype: torch.dtype) -> float:
-        """Return Triton's error relative to the tolerance for activations of `dtype`: more than 1 is wrong."""
+        """Return the kernel's error relative to the tolerance for activations of `dtype`: more than 1 is wrong."""
         expected = self.exact(*map(copied, self.inputs))
         found = poisoned(lambda: self.run(*self.inputs))
         return max(difference(one.cpu(), other, dtype) for one, other in zip(found, expected, strict=True))
@@ -39,7 +39,7 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def poisoned(run: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
-    """Run with uninitialized memory filled with NaN, or the largest integer: values that were never written show."""
+    """Run with uninitialized memory filled with NaN or the largest integer, so that values never written show up."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:
@@ -49,9 +49,9 @@ def poisoned(run: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
 
 
 def difference(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
-    """Return the error relative to the tolerance; infinite for NaN and for a wrong shape.
+    """Return the error of `found`, relative to the tolerance; infinite for NaN and for a wrong shape.
 
-    dtype: of the activations; the tolerance is that of bfloat16 also if only `found` is bfloat16.
+    dtype: type of the activations, which determines the tolerance unless `found` is bfloat16.
     """
     if found.shape != expected.shape:
         return float("inf")
@@ -68,7 +68,7 @@ def difference(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
 
 
 class Draw:
-    """Draws random inputs on a device from a seed. `dtype` is that of activations."""
+    """A source of random inputs on a device, drawn from a seed. `dtype` is the type of activations."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
         self.device, self.dtype = device, dtype

@@ -1,4 +1,4 @@
-"""Kernels of other projects at the sizes of ours, if installed. docs/gpu.md says how to install them."""
+"""Kernels of other projects, if installed, at the sizes of Baton's. docs/gpu.md says how to install the projects."""
 
 import sys
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from scripts.benchmarks.gpu.operations.mamba2 import Mixer
 from scripts.benchmarks.gpu.timing import Run
 
 BF16 = torch.bfloat16
-# Names of our operations, and the sizes that they are timed at.
+# Timed operations of Baton (operations/listed.py) that other projects have too: their names and sizes.
 PROMPTS = {"ssd, 8192 tokens, 1 groups": Mixer(groups=1), "ssd, 8192 tokens, 8 groups": Mixer(groups=8)}
 STEPS = {f"state_update, {rows} rows": rows for rows in (1, 32, 256)}
 ATTENTION = {"attention, 8192 tokens": Heads(), "attention, heads of 64": Heads(32, 8, 64)}
@@ -23,7 +23,10 @@ ATTENTION = {"attention, 8192 tokens": Heads(), "attention, heads of 64": Heads(
 
 @cache
 def from_mamba_ssm(name: str) -> ModuleType | None:
-    """Import a module of its Triton kernels without the package's __init__, which needs a compiled extension."""
+    """Import a module of mamba_ssm's Triton kernels, or return None.
+
+    The package's __init__ is not run, because it needs a compiled extension.
+    """
     spec = find_spec("mamba_ssm")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -68,7 +71,7 @@ def _step(module: ModuleType, rows: int, device: torch.device) -> Run:
 
 
 def fla(name: str, device: torch.device) -> Run | None:
-    """Return fla's simple GLA: the same recurrence with one decay per head, but each head has its own B and C."""
+    """Return a call of fla's simple GLA: the same recurrence as Mamba-2's, but each head has its own B and C."""
     if name not in PROMPTS or find_spec("fla") is None:
         return None
     module, mixer = import_module("fla.ops.simple_gla"), PROMPTS[name]
@@ -79,7 +82,7 @@ def fla(name: str, device: torch.device) -> Run | None:
 
 
 def torch_attention(name: str, device: torch.device) -> Run | None:
-    """Return torch's attention, on keys and values without pages."""
+    """Return a call of torch's attention, on keys and values without pages."""
     if name not in ATTENTION:
         return None
     query, keys, values = (each.transpose(0, 1)[None] for each in _unpaged(ATTENTION[name], device))
@@ -87,7 +90,7 @@ def torch_attention(name: str, device: torch.device) -> Run | None:
 
 
 def flashinfer(name: str, device: torch.device) -> Run | None:
-    """Return flashinfer's prefill, on keys and values without pages."""
+    """Return a call of flashinfer's prefill, on keys and values without pages."""
     if name not in ATTENTION or find_spec("flashinfer") is None:
         return None
     module = import_module("flashinfer")

@@ -1,4 +1,4 @@
-"""The parts `suite` and `server`, which are other programs: tests that need a GPU, and the server under load."""
+"""The parts `suite` and `server`, which run other programs: the tests that need a GPU, and the server under load."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def suite(bench: Bench) -> None:
     for tests in SUITE:
         if bench.records.has("suite", tests):
             continue
-        # The machine's own versions of packages may warn of things that are no fault of this project.
+        # Warnings are no errors here: the machine's own versions of packages may emit some that are not our fault.
         options = ("-p", "no:cacheprovider", "-m", "not soak", "-W", "default")
         done = run([sys.executable, "-m", "pytest", *options, tests])
         counts = {what: int(count) for count, what in re.findall(r"(\d+) (passed|failed|skipped)", done.stdout)}
@@ -55,7 +55,7 @@ def server(bench: Bench) -> None:
 
 
 def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command for at most LIMIT_S seconds; after that, its exit code is 124."""
+    """Run a command for at most LIMIT_S seconds; then it is killed, and its exit code is 124."""
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired as error:

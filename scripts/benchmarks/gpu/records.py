@@ -9,7 +9,7 @@ from typing import Any
 class Records:
     """A file of records.
 
-    about: fields of every line, such as the GPU and the revision. Only lines with the same fields count as recorded.
+    about: fields of every line, such as the GPU and the revision. A line with other values does not count as recorded.
     """
 
     def __init__(self, file: Path, about: dict[str, str]) -> None:
@@ -19,7 +19,7 @@ class Records:
         self._recorded = {(line["part"], line["name"]) for line in lines if about.items() <= line.items()}
 
     def has(self, part: str, name: str) -> bool:
-        """Return whether this was recorded for the same GPU and revision."""
+        """Return whether measurement `name` of a part was recorded with the same `about`."""
         return (part, name) in self._recorded
 
     def keep(self, part: str, name: str, **figures: Any) -> None:

@@ -1,4 +1,4 @@
-"""A model on the server's device, driven without the server."""
+"""A model on the server's TorchDevice, run without the server."""
 
 import time
 from collections import deque
@@ -41,7 +41,7 @@ class Stepping:
         self._steps = self._position = 0
 
     def read(self, tokens: int) -> float:
-        """Return the device's seconds for a prompt of one row."""
+        """Read a prompt of `tokens` tokens in one row, and return the device's seconds."""
         self._open(0, tokens)
         return self._launch([WorkChunk(0, 0, tokens, True)], []).collect().seconds
 
@@ -56,7 +56,7 @@ class Stepping:
         self._position = tokens
 
     def decode(self, steps: int) -> tuple[list[float], list[float]]:
-        """Decode. Return, for each step, the seconds that its launch took and the device's seconds."""
+        """Decode `steps` steps. Return the seconds of each step's launch, and the device's seconds of each step."""
         launching, running, in_flight = list[float](), list[float](), deque[Pending]()
         for _ in range(steps):
             began = time.perf_counter()

@@ -28,10 +28,10 @@ class Ceilings:
 
 
 def seconds_of(runs: Sequence[Run], device: torch.device, rounds: int = 15) -> float:
-    """Return the seconds of one of `runs`: the median over rounds through all of them. On a CPU there is one round.
+    """Return the mean seconds of one of `runs`. A round calls all runs; the median round counts.
 
-    On a GPU they are captured in a CUDA graph, so that launches cost nothing. Several runs, each with its own memory,
-    prevent that the inputs of the next are still in the cache.
+    On a GPU a round is one CUDA graph, so that launches cost nothing. On a CPU there is only one round.
+    Several runs with their own memory ensure that no run finds its inputs in the cache.
     """
     if device.type != "cuda":
         return _host_seconds(runs) / len(runs)
@@ -50,7 +50,7 @@ def seconds_of(runs: Sequence[Run], device: torch.device, rounds: int = 15) -> f
 
 
 def captured(runs: Sequence[Run]) -> Run:
-    """Run everything once, then capture it in one CUDA graph; return a function that replays it."""
+    """Call all `runs` once, then capture them in one CUDA graph. Return a function that replays the graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -16,14 +16,14 @@ from scripts.benchmarks.gpu.operations.listed import TIMED
 from scripts.benchmarks.gpu.timing import seconds_of
 
 Key = tuple[str, str]
-"""Name and shape of a kernel, as kernels.runtime.triton.config_of takes them."""
+"""(name, shape) of a kernel, as kernels.runtime.triton.config_of takes them."""
 Seconds = Callable[[Operation], float]
-# A configuration must take less than this share of the default's time: smaller gains are noise.
+# A configuration replaces the default if its time is below this share of the default's: smaller gains are noise.
 WORTH_IT = 0.98
 
 
 class Table:
-    """The table in configs.json, written after each choice, so that a run can be resumed."""
+    """The table of configurations in configs.json, written after each choice, so that a run can be resumed."""
 
     def __init__(self, file: Path, gpu: str) -> None:
         self._file, self._gpu = file, gpu
@@ -46,8 +46,8 @@ def tune(file: Path, prefixes: tuple[str, ...], again: bool) -> int:
     """Tune on this machine's GPU.
 
     file: the table of configurations.
-    prefixes: beginnings of the names of kernels to tune; none: all.
-    again: also tune what is in the table.
+    prefixes: only kernels whose names begin with one of these are tuned; all kernels if empty.
+    again: also tune the kernels and shapes that are already in the table.
     """
     device = torch.device("cuda")
     table = Table(file, torch.cuda.get_device_name())
@@ -64,9 +64,9 @@ Found = dict[Key, tuple[tuple[KernelConfig, ...], list[str]]]
 
 
 def choices(operations: dict[str, Callable[[], Operation]]) -> Found:
-    """Return, for each kernel and shape, its candidate configurations and the operation in which they are timed.
+    """Return, for each kernel and shape, the candidate configurations and the names of the operations to time them in.
 
-    That is the operation that launches the fewest other kernels.
+    These are the operations with this kernel and shape that launch the fewest kernels.
     """
     offered, users = dict[Key, tuple[KernelConfig, ...]](), defaultdict[Key, list[tuple[int, str]]](list)
     for name, build in operations.items():
@@ -92,7 +92,7 @@ def choices(operations: dict[str, Callable[[], Operation]]) -> Found:
 
 
 def different(candidates: Iterable[KernelConfig]) -> tuple[KernelConfig, ...]:
-    """Remove duplicates; configurations are not hashable."""
+    """Return the candidates without duplicates. No set is used, because configurations are not hashable."""
     unique = list[KernelConfig]()
     for config in candidates:
         if config not in unique:
@@ -105,8 +105,11 @@ def fastest(
 ) -> tuple[KernelConfig, float]:
     """Return the fastest candidate, and its time relative to the default's: the geometric mean over all operations.
 
-    A candidate that fails or computes something else in any operation is excluded.
-    key: kernel and shape. candidates: the default first. builds: make the operations. seconds: times one.
+    A candidate is excluded if, in any operation, it fails or its results differ from the default's.
+    Raises RuntimeError if the default itself fails.
+
+    key: kernel and shape. candidates: the default first.
+    builds: functions that make the operations. seconds: returns the time of an operation.
     """
     times = defaultdict[int, list[float]](list)
     for build in builds:
@@ -140,7 +143,7 @@ def outcome(operation: Operation, originals: list[Tensor]) -> list[Tensor] | Non
         found = [each.clone() for each in operation.run(*operation.inputs)]
         if found[0].is_cuda:
             torch.cuda.synchronize()
-    except Exception as error:  # out of resources, a failed compilation, ...
+    except Exception as error:  # for example: out of resources, or a failed compilation
         print(f"  {type(error).__name__}: {str(error)[:120]}", flush=True)
         return None
     return found

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
 def measure(config: dict[str, Any], threads: int, rounds: int, steps: int, tokens: int) -> None:
     """Print errors and speeds.
 
-    config: of the model with random weights, whose speed is measured.
+    config: config.json of the model with random weights, whose errors and speed are measured.
     steps: tokens decoded in each speed measurement.
     tokens: length of each text on which errors are measured.
     """
@@ -76,7 +76,10 @@ def some_chats(tokens: int) -> list[int]:
 
 
 def show_errors(what: str, load: Load, ids: list[int]) -> None:
-    """Print the KL divergence from float32 weights, in nats, and how often the likeliest token is the same."""
+    """Print, for each type of weights, the KL divergence from float32 weights, in nats, and the share `same first`.
+
+    `same first` is the share of positions at which float32 weights have the same likeliest token.
+    """
     print(f"{what}: KL to float32 over {len(ids)} tokens")
     print(f"{'':<18}{'mean':>10}{'p99':>10}{'largest':>10}{'same first':>12}")
     exact = load(torch.float32, None)
@@ -91,7 +94,7 @@ def show_errors(what: str, load: Load, ids: list[int]) -> None:
 
 @torch.inference_mode()
 def compare(exact: Model, other: Model, ids: list[int]) -> tuple[Tensor, float]:
-    """Return KL(exact ‖ other) at each position, float64 [len(ids)], and the share with the same likeliest token."""
+    """Return KL(exact ‖ other) at each position, float64 [len(ids)], and how often the likeliest token is the same."""
     divergences, same = list[Tensor](), list[Tensor]()
     for left, right in zip(log_probabilities(exact, ids), log_probabilities(other, ids), strict=True):
         divergences.append((left.exp() * (left - right)).sum(1))
@@ -125,7 +128,7 @@ def show_projection(rounds: int) -> None:
         for _ in range(rounds):
             for name, copies in packed.items():
                 calls[name] += [time_of(x, weight) for weight in copies]
-        # The fastest tenth: other processes slow down the rest.
+        # The 10 % quantile counts, because other processes slow down many of the calls.
         undisturbed = {name: statistics.quantiles(found, n=10)[0] for name, found in calls.items()}
         ratios = [undisturbed["bfloat16"] / seconds for seconds in undisturbed.values()]
         print(f"{f'rows: {rows}':<54}" + "".join(f"{ratio:>10.2f}" for ratio in ratios), flush=True)
@@ -139,7 +142,7 @@ def time_of(x: Tensor, weight: Any) -> float:
 
 
 def show_speeds(models: dict[str, Model], threads: int, rounds: int, steps: int) -> None:
-    """Print tokens per second of the bare loop, models in turns. The first round is dropped."""
+    """Print tokens per second of the bare loop. Each round measures all models; the first round is dropped."""
     loops = {name: Bare(model, max(BATCHES), STEP_TOKENS) for name, model in models.items()}
     figures: dict[tuple[str, str], list[float]] = {}
     bandwidths, orders = list[float](), itertools.cycle(itertools.permutations(loops))
@@ -168,7 +171,7 @@ def show_speeds(models: dict[str, Model], threads: int, rounds: int, steps: int)
 def one_round(
     loops: dict[str, Bare], order: tuple[str, ...], rng: random.Random, steps: int
 ) -> dict[tuple[str, str], float]:
-    """Return tokens per second by (measurement, model)."""
+    """Return tokens per second by (name of the measurement, name of the model)."""
 
     def prompt(tokens: int) -> list[int]:
         return [rng.randrange(256) for _ in range(tokens)]
@@ -181,7 +184,7 @@ def one_round(
 
 
 def floor_of(model: Model, rows: int, bandwidth: float) -> float:
-    """Return the tokens per second if a step only read weights, and read and wrote states."""
+    """Return an upper bound of tokens per second: a step only reads the weights, and reads and writes the states."""
     states = 2 * rows * sum(spec.nbytes for spec in model.state_specs())
     return rows * bandwidth / (weight_bytes(model) + states)
 

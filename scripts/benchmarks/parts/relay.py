@@ -1,4 +1,4 @@
-"""The parts of a decode step: the device's, each actor's and HTTP's, from the server's own metrics."""
+"""The time of a decode step, split into the device's, each actor's and HTTP's part, from the server's own metrics."""
 
 import argparse
 import asyncio
@@ -18,7 +18,7 @@ from scripts.benchmarks.requests.gaps import Load
 
 @dataclass(frozen=True)
 class Reading:
-    """The server's counters at one moment. Seconds and steps are counted from its start."""
+    """The server's counters at one moment. Seconds and steps are counted from the server's start."""
 
     at: float  # time of the reading, time.perf_counter
     steps: float
@@ -32,16 +32,16 @@ class Reading:
 class Step:
     """The mean step between two readings, in seconds."""
 
-    wall: float  # from one step to the next
+    wall: float  # time from one step to the next
     device: float
-    overhead: float  # from its end to the beginning of the next
+    overhead: float  # time from the end of a step to the beginning of the next
     actors: dict[str, float]
     http: float  # time of the event loop's thread outside of actors
-    others: float  # processors that other processes used meanwhile
+    others: float  # mean number of processors that other processes used during the measurement
 
     @property
     def relay(self) -> float:
-        """Seconds of all actors."""
+        """Seconds of all actors together."""
         return sum(self.actors.values())
 
 
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace, workbench: Workbench) -> int:
 
 
 async def measure(served: Served, vocabulary: int, rows: int, seconds: float) -> Step:
-    """Measure for some seconds while `rows` warm streams decode."""
+    """Return the mean step over `seconds` seconds, while `rows` streams decode that are warm already."""
     async with (
         aiohttp.ClientSession(served.url, connector=aiohttp.TCPConnector(limit=0)) as http,
         Load(http, vocabulary).running(rows),
@@ -104,7 +104,7 @@ def parse(metrics: str, at: float, loop: float) -> Reading:
 
 
 def between(before: Reading, after: Reading, others: float) -> Step:
-    """Return the mean step between two readings. Raises ValueError if there was none."""
+    """Return the mean step between two readings. Raises ValueError if no step has ended between them."""
     steps = after.steps - before.steps
     if steps < 1:
         raise ValueError("no step ended while it was measured: take more --seconds")
@@ -130,7 +130,7 @@ def show(found: dict[int, list[Step]]) -> None:
 
 
 def lines(found: dict[int, list[Step]]) -> dict[str, Callable[[Step], float]]:
-    """Return the lines of the table: title, and the seconds of a step that it shows."""
+    """Return the lines of the table: each title, and a function that takes the line's seconds from a step."""
     actors = sorted({name for steps in found.values() for step in steps for name in step.actors})
     return {
         "step": lambda step: step.wall,
@@ -143,6 +143,6 @@ def lines(found: dict[int, list[Step]]) -> dict[str, Callable[[Step], float]]:
 
 
 def cell_of(seconds: list[float], walls: list[float]) -> str:
-    """Return the median in microseconds, and the median share of the step."""
+    """Return a cell of the table: the median in microseconds, and the median share of the step's time."""
     share = Spread.of([one / wall for one, wall in zip(seconds, walls, strict=True)]).median
     return f"{1e6 * Spread.of(seconds).median:,.0f} ({share:.1%})"

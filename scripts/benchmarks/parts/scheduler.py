@@ -1,4 +1,4 @@
-"""Processor time of the scheduler for one step: all that it receives and plans between two steps.
+"""Processor time of the scheduler for one step: receiving all messages between two steps, and planning.
 
     scripts/benchmarks/parts/scheduler.py ROOT ROWS STEPS
 
@@ -67,7 +67,7 @@ class Decoding:
         self._ledger = Ledger(2 * rows)
         limits = Limits(rows, rows, STEP_TOKENS, page_size=PAGE_SIZE, track_interval=TRACK_INTERVAL)
         self._scheduler = Scheduler(lambda to, message: self._sent.append(message), limits)
-        # Prompts have many lengths, so that rows reach the ends of pages and checkpoint intervals one after another.
+        # Prompts have different lengths, so that rows reach ends of pages and checkpoint intervals at different steps.
         prompts = [pack([index % 100] * (40 + index * TRACK_INTERVAL // rows)) for index in range(rows)]
         self._receive([Submit(Request(f"{i}", p, count(p), Sampling(), Stops(LONGEST))) for i, p in enumerate(prompts)])
         while len(self._scheduler.state.rows) < rows or any(r.prefilling for r in self._scheduler.state.rows.values()):
@@ -81,7 +81,7 @@ class Decoding:
         self._ledger.close()
 
     def _receive(self, messages: Sequence[Message]) -> None:
-        """Deliver messages, and the cache's answers to all that follows. Only the scheduler is timed."""
+        """Deliver messages to the scheduler, then the cache's answers to what it sends. Only the scheduler is timed."""
         while messages:
             began = time.process_time()
             for message in messages:
@@ -92,7 +92,7 @@ class Decoding:
             messages = [answer for message in sent if (answer := self._answer(message)) is not None]
 
     def _answer(self, message: Message) -> Message | None:
-        """Return what the cache answers to a message; keep the steps, which forward would receive."""
+        """Return the cache's answer to a message, or None. Steps are kept here, in place of forward."""
         match message:
             case Acquire(grant, tokens):
                 [state] = self._slots(1)
@@ -137,7 +137,10 @@ class Worker:
 
 
 def measure(rows: int, rounds: int, steps: int, against: str | None) -> None:
-    """Measure this checkout's scheduler, in turns with a revision's if one is given. The first round is dropped."""
+    """Print the times of this checkout's scheduler and, if `against` is given, of that revision's scheduler.
+
+    Each round measures both, one after the other. The first round is dropped.
+    """
     with ExitStack() as stack:
         roots = {"here": ROOT}
         if against is not None:
@@ -156,7 +159,7 @@ def measure(rows: int, rounds: int, steps: int, against: str | None) -> None:
 
 
 def check_out(revision: str, folder: Path) -> Path:
-    """Extract the actors of a revision. Raises CalledProcessError if it does not exist."""
+    """Extract the actors of a revision. Raises CalledProcessError if the revision does not exist."""
     archive = subprocess.run(["git", "archive", revision, "actors"], cwd=ROOT, check=True, capture_output=True)
     subprocess.run(["tar", "x", "-C", str(folder)], check=True, input=archive.stdout)
     return folder

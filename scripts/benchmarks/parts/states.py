@@ -1,4 +1,7 @@
-"""States in bfloat16 against states in float32: accuracy and speed."""
+"""States in bfloat16 against states in float32: accuracy and speed.
+
+Accuracy is measured at marks: a mark is a number of tokens that each row has decoded.
+"""
 
 import argparse
 import statistics
@@ -20,7 +23,7 @@ Load = Callable[[torch.dtype], Model]
 BATCHES = (1, 4, 16, 64)
 PROMPT_TOKENS, STEPS = 16, 16
 PAGE = 64
-WINDOW = 16  # steps after a mark over which the divergence is averaged
+WINDOW = 16  # the divergence is averaged over this many steps after a mark
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,15 +38,18 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
 
 @dataclass(frozen=True)
 class Error:
-    """The error of the logits of all rows, in the steps after a mark."""
+    """The error of the logits of all rows, in the WINDOW steps after a mark (a number of decoded tokens)."""
 
     divergence: float  # mean KL divergence, in nats
     worst: float  # largest KL divergence, in nats
-    same: float  # share with the same likeliest token
+    same: float  # share of positions at which float32 states have the same likeliest token
 
 
 def measure(config: dict[str, Any], rows: int, tokens: int, rounds: int) -> None:
-    """Print errors of the bundled model and of a random bfloat16 model of this config, and speeds of the latter."""
+    """Print errors of the bundled model and of a random bfloat16 model, and speeds of the random model.
+
+    config: config.json of the random model.
+    """
 
     def bundled(states: torch.dtype) -> Model:
         return load_model(BUNDLED, None, torch.device("cpu"), state_dtype=states)
@@ -58,9 +64,9 @@ def measure(config: dict[str, Any], rows: int, tokens: int, rounds: int) -> None
 
 
 def measure_errors(load: Load, rows: int, marks: list[int], seed: int = 0) -> None:
-    """Print how far the logits of each contender are from those with float32 states.
+    """Print how far the logits of each contender are from the logits of the model with float32 states.
 
-    All are fed the same tokens, which the model with float32 states draws.
+    All contenders are fed the tokens that the model with float32 states draws.
     """
     exact = Contender(load(torch.float32), rows, marks[-1] + WINDOW)
     contenders = {
@@ -99,9 +105,9 @@ class Contender:
         return self.model.logits(hidden)
 
     def draw(self, generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
-        """Yield each position with its logits, and draw the next tokens from them.
+        """Yield each position with its logits, and draw the next tokens from these logits.
 
-        At each yield, `tokens` are those that were fed at this position.
+        At each yield, `self.tokens` are the tokens that were fed at this position.
         """
         self.tokens = torch.randint(min(self.model.vocab_size, 256), (self.rows,), generator=generator)
         for position in range(self.length):
@@ -111,18 +117,18 @@ class Contender:
 
 
 class Nearest(Contender):
-    """Emulates bfloat16 states without stochastic rounding: states are rounded to nearest after each step."""
+    """A model that emulates bfloat16 states without stochastic rounding: it rounds to nearest after each step."""
 
     def step(self, tokens: Tensor, position: int) -> Tensor:
         logits = super().step(tokens, position)
-        # Convolution inputs and recurrent states alternate; only the latter may be bfloat16.
+        # Convolution inputs and recurrent states alternate; only recurrent states may be bfloat16.
         for states in self.pools.state[1::2]:
             states.copy_(states.bfloat16())
         return logits
 
 
 def compare(exact: Tensor, found: Tensor) -> Error:
-    """Compare logits, [N, vocabulary] each."""
+    """Return the error of the logits `found` against the logits `exact`, both [N, vocabulary]."""
     p, q = exact.double().log_softmax(-1), found.double().log_softmax(-1)
     divergences = (p.exp() * (p - q)).sum(-1)
     same = (exact.argmax(-1) == found.argmax(-1)).double().mean()
@@ -130,7 +136,10 @@ def compare(exact: Tensor, found: Tensor) -> Error:
 
 
 def measure_speeds(load: Load, rounds: int) -> None:
-    """Print decoding speeds of the bare loop with states of each type, in turns. The first round warms up."""
+    """Print decoding speeds of the bare loop with float32 and with bfloat16 states, alternately measured.
+
+    The first round warms up and is dropped.
+    """
     models = {dtype: load(dtype) for dtype in (torch.float32, torch.bfloat16)}
     print(f"{'tokens/s':<16}{'float32':>10}{'bfloat16':>10}{'ratio':>8}  from, to")
     for batch in BATCHES:

@@ -14,7 +14,7 @@ from scripts.benchmarks.common.bare import Bare
 from scripts.benchmarks.common.configs import MAMBA2
 from scripts.benchmarks.common.contenders import Workbench
 
-# hidden size, layers, vocabulary
+# (hidden size, layers, vocabulary) of each model
 SHAPES = ((192, 5, 256), (256, 10, 4096), (384, 16, 8192), (512, 20, 32_000), (768, 24, 50_288))
 STEPS = 16
 
@@ -29,7 +29,10 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
 
 
 def measure(config: dict[str, Any], threads: int, rounds: int) -> None:
-    """Print the median speed with one thread and with `threads`, in turns, and their ratio with its middle half."""
+    """Print the median speeds with one thread and with `threads` threads, and the ratio of both speeds.
+
+    Each round measures both. The ratio is shown as its median and the range of its middle half.
+    """
     print(f"{'10^6 weights':<12}{'1 thread':>10}{f'{threads} threads':>12}{'ratio':>8}  middle half")
     for hidden, layers, vocabulary in SHAPES:
         shape = {

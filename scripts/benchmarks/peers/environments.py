@@ -1,4 +1,4 @@
-"""Virtual environments of the peers, one each in .venv-peers: their dependencies conflict."""
+"""Virtual environments of the peers in .venv-peers, one for each peer, because their dependencies conflict."""
 
 import importlib.util
 import os
@@ -19,10 +19,10 @@ class Recipe:
     """How to install a peer."""
 
     packages: tuple[str, ...]
-    options: tuple[str, ...] = ()  # of pip install
-    variables: dict[str, str] = field(default_factory=dict)  # environment of pip
-    removed: tuple[str, ...] = ()  # dependencies that are uninstalled again
-    minutes: float = 1.0  # time that it takes on 2 cores
+    options: tuple[str, ...] = ()  # options of `pip install`
+    variables: dict[str, str] = field(default_factory=dict)  # environment variables of pip
+    removed: tuple[str, ...] = ()  # dependencies to uninstall after the installation
+    minutes: float = 1.0  # time of the installation on 2 cores
 
 
 RECIPES = {
@@ -41,7 +41,7 @@ RECIPES = {
             "openvino-genai==2026.4.1.0",
             "openvino-tokenizers==2026.4.1.0",
         ),
-        # pip picks its CUDA build. torch for CPUs cannot load that, and then importing transformers fails.
+        # pip picks torchvision's CUDA build, which torch for CPUs cannot load: importing transformers would then fail.
         removed=("torchvision",),
     ),
     "transformers": Recipe((TORCH, "transformers==5.23.0")),
@@ -63,7 +63,7 @@ def how_to_install(peer: str) -> str:
 
 
 def install(peers: Sequence[str]) -> None:
-    """Install those of the named peers that are missing. Raises CalledProcessError if pip fails."""
+    """Install the named peers that are missing. Raises CalledProcessError if pip fails."""
     for peer in peers:
         recipe, folder = RECIPES[peer], FOLDER / peer
         if (folder / "installed").exists():
@@ -81,6 +81,6 @@ def install(peers: Sequence[str]) -> None:
 
 
 def show() -> None:
-    """Print the interpreter of each peer."""
+    """Print the interpreter of each peer, or that the peer is not installed."""
     for peer in RECIPES:
         print(f"{peer:<14}{python_of(peer) or 'not installed'}")

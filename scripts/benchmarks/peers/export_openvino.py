@@ -19,7 +19,7 @@ import nncf
 import openvino
 from optimum.intel import OVModelForCausalLM
 
-# Layer types by transformers' names: the names that optimum-intel expects.
+# Types of layers: transformers' name, then the name that optimum-intel expects.
 RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
 MODEL = "openvino_model.xml"
 

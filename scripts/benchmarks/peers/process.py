@@ -1,4 +1,4 @@
-"""A peer in its own process and environment: takes prompts, returns tokens and their times."""
+"""A peer in its own process and environment: it takes prompts, and returns tokens and their times."""
 
 import json
 import os
@@ -17,16 +17,16 @@ HERE = Path(__file__).parent
 class Generated:
     """The answers to some prompts."""
 
-    tokens: list[list[int]]  # of each prompt
-    seconds: list[list[float]]  # of each prompt: when each token was known, since the request
+    tokens: list[list[int]]  # tokens of each answer
+    seconds: list[list[float]]  # for each answer: seconds from the request until each token was known
 
 
 class Peer:
-    """A contender in a process, which ends when the context is left.
+    """A contender in its own process, which ends when the context is left.
 
     python: interpreter of the peer's environment.
     script: name of a script in this folder, which calls serve_lines.serve.
-    threads: sets OMP_NUM_THREADS.
+    threads: value of OMP_NUM_THREADS.
     log: file for stderr.
     """
 
@@ -63,15 +63,15 @@ class Peer:
         return generated
 
     def prefill(self, prompt: list[int]) -> float:
-        """Return prompt tokens per second, until the first token of the answer is known."""
+        """Return prompt tokens per second; the time ends when the first token of the answer is known."""
         return len(prompt) / self.generate([prompt], 1).seconds[0][0]
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
-        """Return tokens per second of all rows together, while all of them decode."""
+        """Return tokens per second, summed over all rows, while all of them decode."""
         return steady_rate(lambda tokens: self._arrivals(prompts, tokens), steps)
 
     def _arrivals(self, prompts: list[list[int]], tokens: int) -> list[list[tuple[float, int]]]:
-        """Return pairs (seconds, number of tokens so far) of each answer."""
+        """Return, for each answer, pairs (seconds since the request, number of tokens so far)."""
         streams = self.generate(prompts, tokens).seconds
         return [[(at, count) for count, at in enumerate(row, 1)] for row in streams]
 

@@ -22,7 +22,7 @@ from scripts.benchmarks.peers.serve_lines import Answer, serve  # noqa: E402
 
 
 class Loop:
-    """The bare loop as a peer."""
+    """Baton's bare loop (common/bare.py), run in a peer's process."""
 
     def __init__(self, checkpoint: str, threads: int, rows: int, step_tokens: int) -> None:
         torch.set_num_threads(threads)

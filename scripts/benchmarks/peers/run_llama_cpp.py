@@ -53,7 +53,7 @@ class Context:
         return answer
 
     def _decode(self, entries: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Run a batch of (token, position, row, has_logits); return the likeliest token after each with logits."""
+        """Run a batch of (token, position, row, has_logits). Return the likeliest next token for each has_logits."""
         batch = self._batch
         batch.n_tokens = len(entries)
         for index, (token, position, row, has_logits) in enumerate(entries):

@@ -13,7 +13,7 @@ import openvino_genai
 from serve_lines import Answer, serve
 
 STEP_TOKENS, CACHE_GB = 512, 2
-# OpenVINO requires an end-of-sequence token. This one is in no vocabulary, so that it never ends an answer.
+# OpenVINO requires an end-of-sequence token. No vocabulary has this token, so that it never ends an answer.
 NO_TOKEN = 2**31 - 1
 
 

@@ -15,7 +15,7 @@ from serve_lines import Answer, serve
 
 
 class Stamps:
-    """A streamer for `generate`, which calls put() first with the prompts, then with one token per row. Notes times."""
+    """A streamer that notes when tokens arrive. put() is called with the prompts, then with one token per row."""
 
     def __init__(self, rows: int) -> None:
         self.answer = Answer(rows)

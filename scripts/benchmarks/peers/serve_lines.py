@@ -2,7 +2,7 @@
 
 Request: {"prompts": [[token, ...], ...], "tokens": number of tokens to generate for each}.
 Answer: {"tokens": [[token, ...], ...], "seconds": [[time of each token since the request was read], ...]}.
-The first line written says that the peer is ready.
+Before the first request, a line is written that says that the peer is ready.
 """
 
 import json
@@ -16,12 +16,12 @@ from typing import Any
 
 @dataclass
 class Answer:
-    """Collects the tokens of each row and the time of each."""
+    """The tokens of each row, and the time of each token."""
 
     rows: int
     began: float = field(default_factory=time.perf_counter)
-    tokens: list[list[int]] = field(init=False)  # of each row
-    seconds: list[list[float]] = field(init=False)  # of each row: the time of each token, since `began`
+    tokens: list[list[int]] = field(init=False)  # tokens of each row
+    seconds: list[list[float]] = field(init=False)  # for each row: seconds of each token since `began`
 
     def __post_init__(self) -> None:
         self.tokens, self.seconds = [[] for _ in range(self.rows)], [[] for _ in range(self.rows)]

@@ -1,4 +1,6 @@
-"""Write a checkpoint with random weights for the config.json in a folder. transformers knows all families' names.
+"""Write a checkpoint with random weights for the config.json in a folder.
+
+It uses transformers, which knows the tensor names of all families.
 
 write_checkpoint.py FOLDER SEED
 """
@@ -14,7 +16,7 @@ import transformers
 
 
 def write(folder: Path, seed: int) -> None:
-    """Write the weights. save_pretrained also writes config.json; its old text is restored."""
+    """Write the weights. save_pretrained also overwrites config.json, so its old text is restored."""
     transformers.logging.disable_progress_bar()
     text = (folder / "config.json").read_text()
     torch.manual_seed(seed)

@@ -1,9 +1,9 @@
-"""Write a checkpoint's weights as a GGUF file for llama.cpp. Runs in the environment that has gguf.
+"""Write a checkpoint's weights as a GGUF file for llama.cpp. Runs in llama.cpp's environment, which has gguf.
 
     write_gguf.py CHECKPOINT FILE f32|bf16|q8_0|q4_0
 
-All matrices have that type, including the embedding, which is also the head. Norms, convolutions and decays stay
-float32, as llama.cpp requires. The vocabulary is that of the checkpoint's tokenizer: t0, t1, ...
+The last argument is the type of all matrices, including the embedding, which is also the head. Norms, convolutions and
+decays stay float32, as llama.cpp requires. The vocabulary is that of the checkpoint's tokenizer: t0, t1, ...
 """
 
 import json
@@ -28,7 +28,7 @@ TOP = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
 }
-# Names of a layer's tensors, without the prefix and number of the layer, in either family.
+# Names of a layer's tensors in checkpoints of both families and in llama.cpp, without the layer's prefix and number.
 IN_LAYER = {
     "norm.weight": "attn_norm.weight",
     "input_layernorm.weight": "attn_norm.weight",
@@ -103,7 +103,7 @@ def describe(writer: gguf.GGUFWriter, config: dict[str, Any], heads: int, state:
 def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     """Add a SentencePiece vocabulary of words t0, t1, ....
 
-    Merges build a word from "▁t" digit by digit, so "▁t" must be a token too. It takes the place of the last word.
+    Merges build a word from "▁t" digit by digit, so "▁t" must be a token too. "▁t" has the id of the last word.
     """
     writer.add_tokenizer_model("llama")
     writer.add_token_list([f"▁t{id}" for id in range(size - 1)] + ["▁t"])

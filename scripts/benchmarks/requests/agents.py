@@ -1,4 +1,7 @@
-"""Time to first token of an agent's early step and of a late one, which adds as many tokens to a much longer chat."""
+"""Time to first token of an agent's early step and of a late step.
+
+Both steps add equally many tokens, but the late step adds them to a much longer chat.
+"""
 
 import argparse
 import asyncio
@@ -41,9 +44,9 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of the chats. Each step adds a tool call and its result."""
+    """The sizes of the chats. Each step adds a tool call and the call's result."""
 
-    steps: int  # number of the late step
+    steps: int  # which step is the late step, counted from 1
     result: int  # characters of a tool's result
 
 
@@ -54,7 +57,7 @@ class Figures:
     early: list[float] = field(default_factory=list)  # seconds to the first token of the early step
     late: list[float] = field(default_factory=list)  # seconds to the first token of the late step
     prompt: int = 0  # tokens of the late step's prompt
-    cached: list[int] = field(default_factory=list)  # how many of them came from the cache
+    cached: list[int] = field(default_factory=list)  # tokens of the late step's prompt that came from the cache
 
 
 def with_chat(folder: Path, vocab_size: int) -> Path:
@@ -74,7 +77,7 @@ def with_chat(folder: Path, vocab_size: int) -> Path:
 class Agent:
     """A chat that grows step by step, with the same words in each round.
 
-    name: its cache salt, so that it shares no cached state with other chats.
+    name: cache salt of the chat, which therefore shares no cached state with other chats.
     """
 
     def __init__(self, http: aiohttp.ClientSession, name: str, result: int) -> None:
@@ -88,7 +91,7 @@ class Agent:
         self._steps = itertools.count()
 
     async def step(self) -> tuple[float, dict[str, Any]]:
-        """Run one step: return the seconds to its first token and the usage, and append a call and its result."""
+        """Run one step, then append a tool call and its result. Return the seconds to the first token and the usage."""
         body = {"messages": self._messages, "tools": TOOLS, "max_tokens": 1, "cache_salt": self._name}
         options = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True, "temperature": 0}
         began = time.perf_counter()
@@ -107,7 +110,7 @@ class Agent:
 
 
 async def measure(served: Served, shape: Shape, rounds: int) -> Figures:
-    """Measure a step of a new short chat and of a new long one in each round. The first round warms up."""
+    """Measure, in each round, one step of a new short chat and one of a new long chat. The first round warms up."""
     figures = Figures()
     async with aiohttp.ClientSession(served.url) as http:
         for number in range(rounds + 1):

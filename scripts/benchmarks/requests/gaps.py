@@ -1,4 +1,4 @@
-"""Inter-token latency of streams with and without a long prompt alongside, and the prompt's time to first token."""
+"""Inter-token latency of streams, with and without a long prompt in the batch, and the prompt's time to first token."""
 
 import argparse
 import asyncio
@@ -38,16 +38,16 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
 
 @dataclass
 class Figures:
-    """Seconds, over all rounds."""
+    """The measured seconds of all rounds."""
 
-    calm: list[float] = field(default_factory=list)  # between tokens of the streams, before the prompt is sent
-    disturbed: list[float] = field(default_factory=list)  # between tokens of the streams, while the prompt is read
-    alone: list[float] = field(default_factory=list)  # to the prompt's first token, without streams
-    together: list[float] = field(default_factory=list)  # to the prompt's first token, with streams
+    calm: list[float] = field(default_factory=list)  # between two tokens of a stream, before the prompt is sent
+    disturbed: list[float] = field(default_factory=list)  # between two tokens of a stream, while the prompt is read
+    alone: list[float] = field(default_factory=list)  # time to first token of the prompt, without streams
+    together: list[float] = field(default_factory=list)  # time to first token of the prompt, with streams
 
 
 class Stream:
-    """Notes when each token of an answer arrives; `warm` is set after CALM_TOKENS tokens."""
+    """The arrival times of an answer's tokens; `warm` is set after CALM_TOKENS tokens."""
 
     def __init__(self) -> None:
         self.arrivals: list[float] = []
@@ -60,21 +60,21 @@ class Stream:
 
 
 class Load:
-    """Draws prompts and streams their answers."""
+    """A client that draws prompts and streams their answers."""
 
     def __init__(self, http: aiohttp.ClientSession, vocabulary: int) -> None:
         self._http, self._vocabulary = http, vocabulary
         self._random = random.Random(0)
 
     async def first_token(self, tokens: int) -> float:
-        """Return the seconds to first token of a new prompt."""
+        """Send a new prompt of `tokens` tokens, and return the seconds to its first token."""
         began = time.perf_counter()
         stream = Stream()
         await self._receive(stream, tokens, 1)
         return stream.arrivals[0] - began
 
     async def round(self, streams: int, prompt: int, figures: Figures) -> None:
-        """Start the streams, send the prompt when they are warm, and abort them at its first token."""
+        """Start the streams, send the prompt when all streams are warm, and abort the streams at its first token."""
         async with self.running(streams) as running:
             sent_at = time.perf_counter()
             figures.together.append(await self.first_token(prompt))
@@ -85,7 +85,7 @@ class Load:
 
     @asynccontextmanager
     async def running(self, streams: int) -> AsyncIterator[list[Stream]]:
-        """Run `streams` streams; enter when all are warm, and abort them on exit."""
+        """Run `streams` streams; the context is entered when all are warm, and aborts them on exit."""
         running = [Stream() for _ in range(streams)]
         async with anyio.create_task_group() as tasks:
             for stream in running:
@@ -106,7 +106,7 @@ class Load:
 
 
 async def measure(served: Served, vocabulary: int, streams: int, prompt: int, rounds: int) -> Figures:
-    """Measure the prompt alone and with the streams, in turns. The first round is dropped."""
+    """Measure, in each round, the prompt alone and then with the streams. The first round is dropped."""
     figures = Figures()
     async with aiohttp.ClientSession(served.url) as http:
         load = Load(http, vocabulary)

@@ -1,4 +1,4 @@
-"""Throughput of streams with a grammar and of the others in their batch, and the time to compile a grammar."""
+"""Throughput of streams with and without a grammar in the same batch, and the time to compile a grammar."""
 
 import argparse
 import asyncio
@@ -83,7 +83,7 @@ def schema_of(characters: int) -> dict[str, Any]:
 
 
 def compile_time(folder: Path, vocab_size: int, rounds: int) -> float:
-    """Return the median seconds to compile a new schema of 10,000 characters, first mask included."""
+    """Return the median seconds to compile a schema of SCHEMA_CHARACTERS characters and its first mask."""
     grammar, seconds = json_schema(schema_of(SCHEMA_CHARACTERS)), []
     for _ in range(rounds):
         grammars = Grammars((folder / "tokenizer.json").read_text(), vocab_size, vocab_size, [])
@@ -97,13 +97,13 @@ def compile_time(folder: Path, vocab_size: int, rounds: int) -> float:
 class Figures:
     """Mean tokens per second of one stream, by round."""
 
-    free: list[float] = field(default_factory=list)  # in a batch without grammars
-    mixed: list[float] = field(default_factory=list)  # without a grammar, in a batch that has some
-    constrained: list[float] = field(default_factory=list)  # with a grammar
+    free: list[float] = field(default_factory=list)  # streams of a batch without grammars
+    mixed: list[float] = field(default_factory=list)  # streams without a grammar, in a batch with some grammars
+    constrained: list[float] = field(default_factory=list)  # streams with a grammar, in the same batch
 
 
 class Stream:
-    """Counts the tokens of an answer; `warm` is set after WARM_UP tokens."""
+    """The number of tokens of an answer; `warm` is set after WARM_UP tokens."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -123,7 +123,7 @@ class Stream:
 async def rates(
     http: aiohttp.ClientSession, vocabulary: int, constrained: Sequence[bool], seconds: float
 ) -> list[float]:
-    """Return tokens per second of streams that run together; `constrained` says which have a grammar."""
+    """Return the tokens per second of each of some concurrent streams; `constrained` says which have a grammar."""
     rng = random.Random(0)
     grammar = {"json_schema": json.dumps(TEXTS)}
     streams = [Stream() for _ in constrained]
@@ -143,7 +143,7 @@ async def rates(
 
 
 async def measure(served: Served, vocabulary: int, rows: int, some: int, seconds: float, rounds: int) -> Figures:
-    """Measure a batch without grammars and one with `some`, in turns. The first round is dropped."""
+    """Measure, in each round, a batch without grammars and a batch with `some` grammars. The first round is dropped."""
     figures = Figures()
     mixed = [at < some for at in range(rows)]
     async with aiohttp.ClientSession(served.url) as http:

@@ -1,4 +1,4 @@
-"""Time to first token of a late turn of a long session, against an early turn and against reading all of it again."""
+"""Time to first token of a late turn of a long session, against an early turn and against reading the whole session."""
 
 import argparse
 import asyncio
@@ -24,14 +24,14 @@ class Shape:
     """The sizes of the sessions."""
 
     vocabulary: int
-    turns: int  # number of the late turn
+    turns: int  # which turn is the late turn, counted from 1
     history: int  # tokens before the late turn, answers included
     new: int  # new tokens of each measured turn
 
 
 @dataclass(frozen=True)
 class Session:
-    """A session on the server, and all its tokens."""
+    """A session on the server, and all tokens of the session."""
 
     id: str
     log: list[int]
@@ -41,13 +41,13 @@ class Session:
 class First:
     """The first token of a turn."""
 
-    seconds: float  # from the request until it arrived
+    seconds: float  # time from the request until the token arrived
     token: int
     cached_tokens: int
 
 
 class Client:
-    """Grows sessions and measures turns, each in a fork, so that the session itself stays unchanged."""
+    """A client that grows sessions and measures turns, each in a fork, so that the session itself stays unchanged."""
 
     def __init__(self, http: aiohttp.ClientSession, vocabulary: int) -> None:
         self._http = http
@@ -68,14 +68,14 @@ class Client:
         return session
 
     async def next_turn(self, session: Session, new: list[int]) -> First:
-        """Measure the next turn. Raises RuntimeError if it did not resume from the session's state."""
+        """Measure the session's next turn. Raises RuntimeError if it did not resume from the session's state."""
         first = await self._turn(session, new)
         if first.cached_tokens < len(session.log) - 1:
             raise RuntimeError(f"only {first.cached_tokens} of {len(session.log)} tokens came from the cache")
         return first
 
     async def cold_turn(self, session: Session, new: list[int]) -> First:
-        """Measure the next turn after the cache was flushed, states of sessions included."""
+        """Flush the cache, including the states of sessions, then measure the session's next turn."""
         await self._post("/flush_cache", {})
         return await self._turn(session, new)
 
@@ -130,7 +130,7 @@ async def measure(served: Served, workbench: Workbench, shape: Shape, rounds: in
 
 
 async def alternate(client: Client, early: Session, late: Session, new: int, rounds: int) -> list[tuple[float, float]]:
-    """Return the seconds of the early and of the late turn by round. The first round warms up and is dropped."""
+    """Return, for each round, the seconds of the early and of the late turn. A first round warms up and is dropped."""
     pairs = []
     for number in range(rounds + 1):
         order = (early, late) if number % 2 == 0 else (late, early)
@@ -142,7 +142,10 @@ async def alternate(client: Client, early: Session, late: Session, new: int, rou
 async def against_transformers(
     client: Client, session: Session, new: int, rounds: int, workbench: Workbench
 ) -> list[tuple[First, First]]:
-    """Return, by round, the session's next turn and transformers reading the same tokens; empty if not installed."""
+    """Return, for each round, the first token of the session's next turn, and transformers' from the same tokens.
+
+    The list is empty if transformers is not installed.
+    """
     entry = Entry.parse("transformers")
     if workbench.missing(entry):
         return []

@@ -13,7 +13,7 @@ Make = Callable[[Chat], Turn]
 class Task:
     """A task in training."""
 
-    make: Make  # makes a turn
+    make: Make  # makes a turn of the task
     share: float  # relative frequency
 
 
@@ -40,21 +40,21 @@ TASKS: dict[str, Task] = {
     "no tools": Task(tools.none_fits, 0.01),
 }
 WITH_TOOLS: dict[str, Task] = {"call": Task(tools.call, 0.7), "none fits": Task(tools.none_fits, 0.2)}
-"""More tasks for chats that have tools; their shares add to those of TASKS."""
+"""More tasks, for chats that have tools. Their shares are relative to the same scale as the shares in TASKS."""
 
 
 DRILLS = {
     name: TASKS[name]
     for name in ("add", "subtract", "echo", "backwards", "count letters", "sort numbers", "sort words", "tell")
 }
-"""The tasks that need the most examples, for lessons of their own."""
+"""The tasks that need the most examples, and therefore have a lesson of their own."""
 
 OBEY = 0.25
-"""Probability that a turn shows whether the system prompt is obeyed, if it asks for anything."""
+"""Probability that a turn shows whether the system prompt is obeyed, if the prompt asks for anything."""
 
 
 def a_turn(chat: Chat, only: dict[str, Task] | None = None) -> Turn:
-    """Draw the next turn of a chat, of any task that it can have, or of `only` these."""
+    """Draw the next turn of a chat, from the tasks `only` if given, else from all tasks that the chat can have."""
     if chat.shown and chat.rng.random() < OBEY:
         return systems.obey(chat)
     among = only or (TASKS | WITH_TOOLS if chat.tools else TASKS)
@@ -63,7 +63,7 @@ def a_turn(chat: Chat, only: dict[str, Task] | None = None) -> Turn:
 
 
 def begin(chat: Chat, system: float = 0.4, with_tools: float = 0.35) -> None:
-    """Give a chat a system prompt and tools, with these probabilities."""
+    """Give a chat a system prompt with probability `system`, and tools with probability `with_tools`."""
     if chat.rng.random() < system:
         systems.prompt(chat)
     if chat.rng.random() < with_tools:

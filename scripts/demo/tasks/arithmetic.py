@@ -35,7 +35,7 @@ def add(chat: Chat) -> Turn:
 
 
 def subtract(chat: Chat) -> Turn:
-    """Subtract the smaller number from the larger."""
+    """Make a turn that subtracts the smaller of two numbers from the larger."""
     a, b = sorted(chat.world.pair(), reverse=True)
     answer = f"{a} minus {b} is {a - b}." if chat.may_calculate else REFUSED
     wording = chat.rng.choice(DIFFERENCES)
@@ -49,7 +49,7 @@ def compare(chat: Chat) -> Turn:
 
 
 def beyond(chat: Chat) -> Turn:
-    """Ask for a product or quotient, or for numbers that are too large."""
+    """Make a turn that the model must refuse: a product, a quotient, or numbers that are too large."""
     rng = chat.rng
     if rng.random() < 0.5:
         wording, values = rng.choice(PRODUCTS), (rng.randint(0, 120), rng.randint(1, LARGEST))
@@ -62,7 +62,7 @@ def beyond(chat: Chat) -> Turn:
 
 
 def shown(chat: Chat, wording: str, a: int, b: int) -> tuple[object, object]:
-    """Return the numbers as digits, or small ones sometimes as words if the wording has no signs."""
+    """Return the numbers as digits. Small numbers are sometimes words, if the wording has no sign such as +."""
     words = LISTS["numbers"]
     if max(a, b) < len(words) and not set("+-=/*") & set(wording) and chat.rng.random() < 0.2:
         return words[a], words[b]

@@ -10,12 +10,12 @@ from scripts.demo.world import LISTS
 class Fact:
     """A kind of fact, from world.toml. `{}` in a wording stands for the value."""
 
-    of: str  # kind of its values, see World.value
-    tell: list[str]  # wordings to mention it
-    ask: list[str]  # wordings to ask for it
-    noted: str  # answer when it is mentioned
-    recalled: str  # answer when it is asked for
-    missing: str  # answer when it is asked for but unknown
+    of: str  # kind of the fact's values, see World.value
+    tell: list[str]  # wordings with which a user mentions the fact
+    ask: list[str]  # wordings with which a user asks for the fact
+    noted: str  # answer when the fact is mentioned
+    recalled: str  # answer when the fact is asked for
+    missing: str  # answer when the fact is asked for but unknown
 
 
 FACTS = {key: Fact(**fact) for key, fact in LISTS["facts"].items()}
@@ -23,7 +23,7 @@ CORRECTIONS = ["Actually, ", "No, ", "Sorry, ", "I changed my mind. ", "That was
 
 
 def tell(chat: Chat) -> Turn:
-    """Mention one fact; sometimes one that was mentioned before."""
+    """Make a turn that mentions one fact, sometimes a fact that was mentioned before."""
     key = choose(chat, known=chat.rng.random() < 0.25)
     return tell_of(chat, [key])
 
@@ -33,12 +33,12 @@ def tell_several(chat: Chat) -> Turn:
 
 
 def correct(chat: Chat) -> Turn:
-    """Correct a fact; mention a first one if none is known."""
+    """Make a turn that corrects a known fact, or mentions a first fact if none is known."""
     return tell_of(chat, [choose(chat, known=True)])
 
 
 def ask(chat: Chat) -> Turn:
-    """Ask for a fact, usually a known one."""
+    """Make a turn that asks for a fact, usually for a known fact."""
     return ask_for(chat, [choose(chat, known=chat.rng.random() < 0.85)])
 
 
@@ -52,7 +52,7 @@ def ask_several(chat: Chat) -> Turn:
 
 
 def tell_of(chat: Chat, keys: list[str]) -> Turn:
-    """Mention these facts in one message, with new values."""
+    """Make a turn that mentions the facts `keys` in one message, with new values."""
     rng, wordings, values, answers = chat.rng, list[str](), list[str](), list[str]()
     for key in keys:
         fact = FACTS[key]
@@ -69,7 +69,7 @@ def tell_of(chat: Chat, keys: list[str]) -> Turn:
 
 
 def ask_for(chat: Chat, keys: list[str]) -> Turn:
-    """Ask for these facts in one message."""
+    """Make a turn that asks for the facts `keys` in one message."""
     wordings = [chat.rng.choice(FACTS[key].ask) for key in keys]
     answers = [FACTS[key].recalled.format(chat.known[key]) if key in chat.known else FACTS[key].missing for key in keys]
     if len(keys) > 1:
@@ -80,7 +80,7 @@ def ask_for(chat: Chat, keys: list[str]) -> Turn:
 
 
 def joined(chat: Chat, wordings: list[str]) -> str:
-    """Join several sentences to one message."""
+    """Join several wordings into one message."""
     whole = wordings[0]
     for wording in wordings[1:]:
         if chat.rng.random() < 0.5:
@@ -91,7 +91,7 @@ def joined(chat: Chat, wordings: list[str]) -> str:
 
 
 def choose(chat: Chat, known: bool) -> str:
-    """Choose a known or an unknown fact, or any fact if there is none of that kind. Names are the most frequent."""
+    """Choose a known or an unknown fact, or any fact if there is no such fact. The user's name is the most frequent."""
     keys = [key for key in FACTS if (key in chat.known) == known] or list(FACTS)
     return "name" if "name" in keys and chat.rng.random() < 0.3 else chat.rng.choice(keys)
 

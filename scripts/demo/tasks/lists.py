@@ -20,7 +20,7 @@ LONGEST_WORD = 8
 
 
 def echo(chat: Chat) -> Turn:
-    """Repeat words: practice in copying, which recalling facts needs."""
+    """Make a turn that repeats words. It trains copying, which the model needs to recall facts."""
     words = " ".join(chat.world.word("words") for _ in range(chat.rng.randint(1, 4)))
     words = words.title() if chat.rng.random() < 0.3 else words
     return chat.say("repeating", chat.rng.choice(ECHO), [words], words)
@@ -48,7 +48,7 @@ def count_to(chat: Chat) -> Turn:
 
 
 def count_items(chat: Chat) -> Turn:
-    """Count two to six words; the answer numbers them."""
+    """Make a turn that counts two to six words; the answer numbers the words."""
     words = [one_word(chat) for _ in range(chat.rng.randint(2, 6))]
     counted = ", ".join(f"{number} {word}" for number, word in enumerate(words, 1))
     return chat.say("counting things", chat.rng.choice(ITEMS), [", ".join(words)], f"{counted}.")
@@ -61,7 +61,7 @@ def sort_numbers(chat: Chat) -> Turn:
 
 
 def sort_words(chat: Chat) -> Turn:
-    """Sort three or four words that begin with different letters."""
+    """Make a turn that sorts three or four words, which begin with different letters."""
     words = chat.world.several("words", chat.rng.choice([3, 3, 4]))
     return chat.say("sorting words", chat.rng.choice(SORT_WORDS), [", ".join(words)], f"{', '.join(sorted(words))}.")
 

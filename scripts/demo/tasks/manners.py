@@ -1,4 +1,4 @@
-"""Courtesy, questions about the model itself, and questions that it cannot answer."""
+"""Courtesy, questions about the model itself, and questions that the model cannot answer."""
 
 from typing import Any
 
@@ -25,12 +25,12 @@ def courtesy(chat: Chat) -> Turn:
 
 
 def greet(chat: Chat) -> Turn:
-    """Say hello or goodbye."""
+    """Make a turn in which the user says hello or goodbye."""
     return about(chat, chat.rng.choice([theme for theme in LISTS["manners"] if GREETING & set(theme["prompts"])]))
 
 
 def introduce(chat: Chat) -> Turn:
-    """Ask the assistant what it is."""
+    """Make a turn in which the user asks the assistant what it is."""
     return about(chat, next(theme for theme in LISTS["manners"] if "Who are you?" in theme["prompts"]))
 
 
@@ -49,7 +49,7 @@ def unknown(chat: Chat) -> Turn:
 
 
 def filled(chat: Chat, answer: str) -> str:
-    """Fill an answer with the user's name, if known, and with greetings and identity from the system prompt."""
+    """Fill the placeholders of an answer: the user's name, if known, and the assistant's greetings and description."""
     name = f", {chat.known['name']}" if "name" in chat.known else ""
     values = {"{, name}": name, "{hello}": chat.hello, "{bye}": chat.bye, "{itself}": chat.itself}
     for place, value in values.items():

@@ -54,7 +54,7 @@ class Wish:
     """Something that a system prompt may ask for."""
 
     say: Callable[[Chat], str]  # notes the wish in the chat and returns its wording
-    shown: tuple[Callable[[Chat], Turn], ...]  # make turns that show whether it is obeyed
+    shown: tuple[Callable[[Chat], Turn], ...]  # make turns that show whether the wish is obeyed
 
 
 SUMS = (arithmetic.add, arithmetic.subtract)
@@ -68,7 +68,7 @@ WISHES = [
 
 
 def prompt(chat: Chat, wishes: float = 0.7) -> None:
-    """Give the chat a system prompt; with probability `wishes` it asks for one or two things."""
+    """Give the chat a system prompt, which has one or two wishes with probability `wishes`, else none."""
     rng = chat.rng
     chosen = rng.sample(WISHES, rng.choice([1, 1, 2])) if rng.random() < wishes else []
     beginning = [plain(chat)] if not chosen or rng.random() < 0.3 else []
@@ -77,5 +77,5 @@ def prompt(chat: Chat, wishes: float = 0.7) -> None:
 
 
 def obey(chat: Chat) -> Turn:
-    """Return a turn that shows whether the system prompt is obeyed."""
+    """Make a turn that shows whether the system prompt is obeyed."""
     return Turn("system prompts", chat.rng.choice(chat.shown)(chat).messages)

@@ -22,10 +22,10 @@ FAILED = "That did not work: {}."
 class Argument:
     """A kind of argument of a tool."""
 
-    names: Sequence[str]  # that the parameter may have
+    names: Sequence[str]  # names that the tool's parameter may have
     type: str  # JSON type
-    wordings: Sequence[str]  # how a user mentions it
-    values: str  # a kind of World.word, "days" or "text"; empty for integers
+    wordings: Sequence[str]  # how a user mentions the argument
+    values: str  # values to draw: a kind of World.word, "days" or "text"; empty for integers
 
     def draw(self, world: World) -> str | int:
         if self.type == "integer":
@@ -63,7 +63,7 @@ def equip(chat: Chat) -> None:
 
 
 def make(chat: Chat, like: Tool | None = None) -> Tool:
-    """Draw a tool. It shares its verb or its thing with `like`, if that is given."""
+    """Draw a tool. If the tool `like` is given, the new tool has the same verb or the same thing."""
     world, rng = chat.world, chat.rng
     verb, thing = world.word("verbs"), world.word("things")
     if like is not None:
@@ -96,7 +96,7 @@ def none_fits(chat: Chat) -> Turn:
 
 
 def request(chat: Chat, verb: str, thing: str, arguments: list[tuple[Argument, str | int]]) -> str:
-    """Word a request for a tool, with its arguments in random order."""
+    """Return the text of a request for a tool, with the arguments in random order."""
     rng = chat.rng
     parts = [(rng.choice(argument.wordings), value) for argument, value in rng.sample(arguments, len(arguments))]
     article = rng.choice(["the", "the", "a", "my"])
@@ -110,7 +110,7 @@ def request(chat: Chat, verb: str, thing: str, arguments: list[tuple[Argument, s
 
 
 def result(chat: Chat) -> tuple[str, str]:
-    """Draw the result of a tool. Return it, and the assistant's answer."""
+    """Draw the result of a tool call. Return the result, and the assistant's answer to the user."""
     rng, world = chat.rng, chat.world
     if rng.random() < 0.12:
         failure = rng.choice(FAILURES)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from baton.kernels.delta_net.decode import delta_decode, native, reference
-from baton.kernels.state_pool.rounding import round_by_chance
+from baton.kernels.state_pool.rounding import round_stochastically
 from tests.kernels.delta_net.delta_nets import (
     BF16,
     DTYPES,
@@ -84,7 +84,7 @@ def test_bfloat16_states_are_float32_states_stochastically_rounded(layout: NetLa
     found, slots = drawn(layout, rows, rows + 2, F32, seed, BF16), slots_of(rows, rows + 2, seed)
     exact = found.again(F32)
     assert torch.equal(found.decode(slots, delta_decode), exact.decode(slots, delta_decode))
-    assert torch.equal(found.state_pools[slots, 1], round_by_chance(exact.state_pools[slots, 1], slots * 1000))
+    assert torch.equal(found.state_pools[slots, 1], round_stochastically(exact.state_pools[slots, 1], slots * 1000))
 
 
 @pytest.mark.usefixtures("target")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.kernels.delta_net.rule import delta_scan, delta_update, unit_length
 from baton.kernels.prefill.chunk_table import chunk_table, cut
-from baton.kernels.state_pool.rounding import round_by_chance
+from baton.kernels.state_pool.rounding import round_stochastically
 from tests.kernels.mamba2.test_prefill import packs
 from tests.kernels.packing import Packed, pack, random_packed
 
@@ -224,5 +224,5 @@ def test_an_update_rounds_stochastically_and_only_after_computing_the_output() -
     slots, positions = [4, 0, 2], [0, 9, 1000]
     others = rounded.pool[[1, 3, 5]].clone()
     assert torch.equal(rounded.update(slots, positions), exact.update(slots, positions))
-    assert torch.equal(rounded.pool[slots], round_by_chance(exact.pool[slots], torch.tensor(positions)))
+    assert torch.equal(rounded.pool[slots], round_stochastically(exact.pool[slots], torch.tensor(positions)))
     assert torch.equal(rounded.pool[[1, 3, 5]], others)

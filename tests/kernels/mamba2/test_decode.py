@@ -8,7 +8,7 @@ from torch import Tensor
 
 from baton.kernels.mamba2.constants import MixerConstants
 from baton.kernels.mamba2.decode import mixer_decode, native, reference
-from baton.kernels.state_pool.rounding import round_by_chance
+from baton.kernels.state_pool.rounding import round_stochastically
 from tests.kernels.installed import installed, runnable
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -175,7 +175,7 @@ def test_bfloat16_states_are_stochastically_rounded_float32_states(layout: Layou
     exact = found.again(F32)
     torch.testing.assert_close(found.run(), exact.run(), rtol=1e-5, atol=1e-5)
     states = exact.state_pools[exact.slots, 1]
-    assert torch.equal(found.state_pools[found.slots, 1], round_by_chance(states, found.slots * 1000))
+    assert torch.equal(found.state_pools[found.slots, 1], round_stochastically(states, found.slots * 1000))
 
 
 def test_without_a_library_the_torch_path_runs() -> None:

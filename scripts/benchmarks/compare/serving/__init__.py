@@ -1,4 +1,4 @@
-"""Many concurrent requests, to each contender in turns: TTFT, inter-token latency, throughput and cache hits."""
+"""TTFT, inter-token latency, throughput and cache hits of each contender with many concurrent requests."""
 
 import argparse
 import asyncio
@@ -27,17 +27,17 @@ DEFAULT = ("baton", "llama.cpp:bf16", "transformers")
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one round."""
+    """The figures of one contender in one round."""
 
-    first_p50: float  # seconds to first token
+    first_p50: float  # median seconds to the first token
     first_p99: float
-    gap_p50: float  # seconds between tokens
+    gap_p50: float  # median seconds between two tokens of an answer
     gap_p99: float
     tokens: float  # generated tokens per second
     requests: float  # answered requests per second
     hit_rate: float | None  # share of prompt tokens found in the cache; None if the server does not report it
     errors: int
-    others: float  # processors that other processes used meanwhile
+    others: float  # mean number of processors that other processes used during the round
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,7 @@ def place_of(entry: Entry, bench: Workbench) -> Iterator[str | Peer]:
 
 
 def llama_cpp_server(entry: Entry, bench: Workbench) -> ServerProcess:
-    """Return `python -m llama_cpp.server`, which answers one request after another."""
+    """Return the process of `python -m llama_cpp.server`, which answers one request after another."""
     python, threads = python_of("llama.cpp"), str(bench.threads)
     assert python is not None
     command = [python, "-m", "llama_cpp.server", "--model", str(bench.gguf(entry.variant)), "--n_threads", threads]
@@ -103,7 +103,10 @@ def llama_cpp_server(entry: Entry, bench: Workbench) -> ServerProcess:
 
 
 def measure(places: dict[str, str | Peer], load: Load, vocabulary: int, rounds: int) -> dict[str, list[Figures]]:
-    """Return each contender's figures by round. A short round warms up; each round begins with another contender."""
+    """Return each contender's figures by round. A short additional round warms up first.
+
+    Each round begins with a different contender.
+    """
     found: dict[str, list[Figures]] = {name: [] for name in places}
     brief = Load(**asdict(load) | {"requests": min(load.requests, load.streams), "answer": min(load.answer, 8)})
     for place in places.values():
@@ -119,7 +122,7 @@ def measure(places: dict[str, str | Peer], load: Load, vocabulary: int, rounds: 
 
 
 async def ask(place: str | Peer, load: Load, vocabulary: int, seed: int) -> list[Answer]:
-    """Send one round of requests."""
+    """Send one round of requests to a contender, and return the answers."""
     async with target_of(place, load) as target:
         return await drive(target, draw(load, vocabulary, seed), load)
 

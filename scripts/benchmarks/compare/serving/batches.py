@@ -1,4 +1,4 @@
-"""A queue before transformers, as used without a server: waiting requests form one static batch."""
+"""A queue for engines without a server, such as transformers: waiting requests form one static batch."""
 
 import asyncio
 import time
@@ -7,12 +7,12 @@ from typing import Self
 from scripts.benchmarks.compare.serving.client import Answer
 from scripts.benchmarks.peers.process import Peer
 
-# Seconds after the first request in which others may join its batch.
+# A batch starts this many seconds after its first request; until then, more requests may join it.
 GATHER_S = 0.02
 
 
 class StaticBatches:
-    """A serving.client.Target that runs a peer's loop. Prompts are words of shapes.write_tokenizer."""
+    """A Target (serving/client.py) that runs a peer's loop. Prompts are words of shapes.write_tokenizer."""
 
     def __init__(self, peer: Peer, rows: int) -> None:
         self._peer, self._rows = peer, rows

@@ -17,11 +17,11 @@ class Answer:
     """The answer to one request. Times are those of time.perf_counter."""
 
     begin: float  # when the request was sent
-    arrivals: list[float] = field(default_factory=list)  # of each event with text
+    arrivals: list[float] = field(default_factory=list)  # time of each event that has text
     text: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cached_tokens: int | None = None  # None if the server does not report it
+    cached_tokens: int | None = None  # prompt tokens found in the cache; None if the server does not report it
     error: str = ""
 
 
@@ -60,7 +60,7 @@ class OverHTTP:
         except (aiohttp.ClientError, OSError) as error:
             answer.error = repr(error)
             return answer
-        # Parsed after the stream has ended: the client shares the server's cores.
+        # Parse after the stream has ended: the client shares the server's cores, and would slow the server down.
         for at, line in lines:
             read_event(answer, at, json.loads(line.removeprefix(b"data: ")))
         if not answer.arrivals:
@@ -89,7 +89,7 @@ def read_event(answer: Answer, at: float, event: dict[str, Any]) -> None:
 
 
 async def drive(target: Target, conversations: Sequence[Conversation], load: Load) -> list[Answer]:
-    """Run all conversations, each turn after the answer to the one before. Return all answers."""
+    """Run all conversations, and return all answers. Each turn is sent after the answer to the previous turn."""
     answers, began = list[Answer](), time.perf_counter()
     pending = iter(conversations)
 

@@ -1,4 +1,4 @@
-"""The requests and their times, drawn from a seed and the same for every contender."""
+"""The requests of a round and their times, drawn from a seed; they are the same for every contender."""
 
 import random
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class Load:
     """The load of one round."""
 
     workload: Workload
-    requests: int  # conversations in all
+    requests: int  # number of conversations
     streams: int  # concurrent conversations, if there is no `rate`
     rate: float | None  # conversations that begin per second
     prompt: int  # new tokens of each turn
@@ -27,7 +27,7 @@ class Conversation:
     """The prompts of one conversation."""
 
     begins: float | None  # seconds after the first conversation; None: as soon as a stream is free
-    turns: tuple[str, ...]  # what each turn appends to the conversation
+    turns: tuple[str, ...]  # text that each turn appends to the conversation
 
 
 def draw(load: Load, vocabulary: int, seed: int) -> list[Conversation]:
@@ -35,7 +35,7 @@ def draw(load: Load, vocabulary: int, seed: int) -> list[Conversation]:
     rng = random.Random(seed)
 
     def words(count: int) -> str:
-        # The last token is not a word in llama.cpp's vocabulary (peers/write_gguf.py).
+        # The last token is left out: llama.cpp's vocabulary has no word for it (peers/write_gguf.py).
         return " ".join(f"t{rng.randrange(vocabulary - 1)}" for _ in range(count))
 
     prefixes = [words(load.shared) for _ in range(load.prefixes)] if load.workload == "shared" else []

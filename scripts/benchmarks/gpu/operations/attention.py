@@ -1,4 +1,4 @@
-"""Attention over pages, and the rotation and writing of keys and values before it."""
+"""Operations of attention layers: attention over KV pages, rotation of queries and keys, writing of KV to pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ class Heads:
 
     heads: int = 32
     kv_heads: int = 8
-    width: int = 128  # of a head
-    rank: int | None = None  # of latents: a latent is the key, and its first `rank` columns are the value
+    width: int = 128  # columns of a head
+    rank: int | None = None  # for latent attention: a latent is the key, and its first `rank` columns are the value
 
     def pages(self, draw: Draw, count: int) -> Tensor:
-        """Return one layer's strided pages, [count, 2, PAGE, kv_heads, width]; of latents [count, 1, …]."""
+        """Return one layer's strided pages, [count, 2, PAGE, kv_heads, width]; for latents 1 instead of 2."""
         return draw.normal(count, 2, 2 if self.rank is None else 1, PAGE, self.kv_heads, self.width)[:, 1]
 
     def keys_and_values(self, pages: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ class Heads:
 def attend(draw: Draw, heads: Heads, prompts: Sequence[tuple[int, int]], rows: Sequence[int] = ()) -> Operation:
     """Build a call of attention.
 
-    prompts: (start, length) of each. rows: positions of the rows that decode.
+    prompts: (start, length) of each prompt. rows: position of each row that decodes.
     """
     from baton.kernels.attention.paged import triton
 
@@ -67,7 +67,7 @@ def attend(draw: Draw, heads: Heads, prompts: Sequence[tuple[int, int]], rows: S
     def exact(query: Tensor, pages: Tensor, *layout: Tensor) -> Sequence[Tensor]:
         return (attention.paged_attention(query, *heads.keys_and_values(pages), *layout, scale),)
 
-    # Pairs of a query and a position that it attends to.
+    # Number of pairs of a query and a position that the query attends to.
     pairs = sum(length * start + length * (length + 1) // 2 for start, length in zip(starts, lengths, strict=True))
     bytes_per_position = bytes_of(pages) // len(pages) // PAGE
     columns = heads.width + (heads.rank or heads.width)

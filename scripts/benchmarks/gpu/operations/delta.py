@@ -1,4 +1,4 @@
-"""A gated delta net between its projections."""
+"""Operations of a gated delta net: everything between the input projection and the output projection."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class DeltaNet:
     """The sizes of a gated delta net."""
 
     heads: int = 32
-    width: int = 128  # of a value
+    width: int = 128  # columns of a value
     key_heads: int = 16
-    size: int = 128  # of a key
-    kernel: int = 4  # of the convolution
+    size: int = 128  # columns of a key
+    kernel: int = 4  # width of the convolution
 
     @property
     def inner(self) -> int:
@@ -35,13 +35,13 @@ class DeltaNet:
         return draw.normal(tokens, self.inner + self.channels + 2 * self.heads)
 
     def pools(self, draw: Draw, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the pools of convolution inputs and of states: strided views, as a slot holds two layers."""
+        """Return the pools of convolution inputs and of states: strided views, because a slot holds two layers."""
         conv, size = (self.kernel - 1) * self.channels, self.inner * self.size
         states = draw.normal(slots, 2, size, dtype=dtype)[:, 1].unflatten(1, (self.heads, self.width, self.size))
         return draw.normal(slots, 2, conv, dtype=torch.float32)[:, 1].unflatten(1, (self.kernel - 1, -1)), states
 
     def constants(self, draw: Draw) -> tuple[Tensor, ...]:
-        """Return taps, dt_bias, A, norm."""
+        """Return the constants that `named` takes: taps, dt_bias, A, norm."""
         return (
             draw.uniform(-0.5, 0.5, self.kernel, self.channels),
             draw.uniform(-6.0, -2.0, self.heads),
@@ -55,7 +55,7 @@ class DeltaNet:
 
 
 def prefill(draw: Draw, net: DeltaNet, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
-    """Build a call of the whole net on packed prompts."""
+    """Build a call of the whole delta net on packed prompts."""
     from baton.kernels.delta_net.prefill import triton
 
     here, on_cpu = plans(lengths, net.kernel, draw.device, chunk_size=64)
@@ -73,14 +73,17 @@ def prefill(draw: Draw, net: DeltaNet, lengths: Sequence[int], states: torch.dty
 
 
 def flops(net: DeltaNet, lengths: Sequence[int], chunk: int = 64) -> int:
-    """Count the products of chunks: scores for each key head; for each head, products with the state and into it, the
-    solution of a triangular system, and the scores with that solution."""
+    """Count the floating-point operations of the matrix products in chunks.
+
+    Each key head needs scores. Each head needs products with the state, products into the state, the solution of a
+    triangular system, and the product of the scores with that solution.
+    """
     of_token = 2 * net.key_heads * chunk * net.size + net.inner * (3 * net.size + chunk)
     return 2 * of_token * sum(lengths)
 
 
 def decode(draw: Draw, net: DeltaNet, rows: int, states: torch.dtype = torch.float32) -> Operation:
-    """Build a call of the whole net with one token per row."""
+    """Build a call of the whole delta net with one token per row."""
     from baton.kernels.delta_net.decode import triton
 
     projected = net.projected(draw, rows)

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention between its projections."""
+"""Operations of Kimi Delta Attention (KDA): everything between the input projections and the output projection."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,21 +18,21 @@ class KdaNet:
     """The sizes of a KDA layer."""
 
     heads: int = 32
-    width: int = 128  # of a value
-    size: int = 128  # of a key
-    kernel: int = 4  # of the convolution
+    width: int = 128  # columns of a value
+    size: int = 128  # columns of a key
+    kernel: int = 4  # width of the convolution
 
     @property
     def channels(self) -> int:
         return self.heads * (2 * self.size + self.width)
 
     def projected(self, draw: Draw, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the projections: queries, keys, values and beta; forget; gate."""
+        """Return three tensors: queries, keys, values and beta together; the forget gates; the output gates."""
         widths = (self.channels + self.heads, self.heads * self.size, self.heads * self.width)
         return draw.normal(tokens, widths[0]), draw.normal(tokens, widths[1]), draw.normal(tokens, widths[2])
 
     def pools(self, draw: Draw, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the pools of convolution inputs and of states: strided views, as a slot holds two layers."""
+        """Return the pools of convolution inputs and of states: strided views, because a slot holds two layers."""
         conv, state = (self.kernel - 1) * self.channels, self.heads * self.width * self.size
         states = draw.normal(slots, 2, state, dtype=dtype)[:, 1].unflatten(1, (self.heads, self.width, self.size))
         return draw.normal(slots, 2, conv, dtype=torch.float32)[:, 1].unflatten(1, (self.kernel - 1, -1)), states
@@ -48,7 +48,7 @@ class KdaNet:
 
 
 def prefill(draw: Draw, net: KdaNet, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
-    """Build a call on packed prompts."""
+    """Build a call of KDA on packed prompts."""
     from baton.kernels.delta_net.prefill import triton
 
     here, on_cpu = plans(lengths, net.kernel, draw.device, chunk_size=64)
@@ -69,13 +69,16 @@ def prefill(draw: Draw, net: KdaNet, lengths: Sequence[int], states: torch.dtype
 
 
 def flops(net: KdaNet, lengths: Sequence[int], chunk: int = 64) -> int:
-    """Count the products of chunks, for each head: two kinds of scores, products with the state and into it, the
-    solution of a triangular system, and the scores with that solution."""
+    """Count the floating-point operations of the matrix products in chunks.
+
+    Each head needs two kinds of scores, products with the state, products into the state, the solution of a
+    triangular system, and the product of the scores with that solution.
+    """
     return 2 * net.heads * (2 * chunk * net.size + net.width * (3 * net.size + 2 * chunk)) * sum(lengths)
 
 
 def decode(draw: Draw, net: KdaNet, rows: int, states: torch.dtype = torch.float32) -> Operation:
-    """Build a call with one token per row."""
+    """Build a call of KDA with one token per row."""
     from baton.kernels.delta_net.decode import triton
 
     projected, (conv, pool) = net.projected(draw, rows), net.pools(draw, rows + 1, states)

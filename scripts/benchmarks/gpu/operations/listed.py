@@ -28,9 +28,10 @@ def _all(
     width: int,
     vocab: int,
 ) -> dict[str, Build]:
-    """Return operations that launch every kernel, at these sizes.
+    """Return builders of operations at these sizes, by name. Together the operations launch every kernel.
 
-    lengths: of packed prompts. rows: that decode. width: of a hidden state. vocab: number of tokens.
+    lengths: tokens of each packed prompt. rows: number of rows that decode.
+    width: columns of a hidden state. vocab: size of the vocabulary.
     """
     build: dict[str, tuple[Callable[..., Operation], tuple[object, ...]]] = {
         "mixer_prefill": (mamba2.prefill, (mixer, lengths)),
@@ -90,7 +91,7 @@ def _of(function: Callable[..., Operation], arguments: tuple[object, ...]) -> Bu
     return lambda draw: function(draw, *arguments)
 
 
-# Sizes that are no multiple of any block.
+# Sizes that are not multiples of any block size of the kernels.
 ODD = Mixture(35, 3, 71, 135, "silu_gated", 5)
 SMALL = Mixture(6, 2, 40, 24, "silu_gated", 3)
 KIMI = Heads(32, 1, 576, 512)

@@ -1,4 +1,4 @@
-"""The Mamba-2 mixer as a whole, and its parts."""
+"""Operations of a Mamba-2 mixer: the whole mixer, its convolution, scan, state update and gated norm."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from baton.kernels.prefill.plan import PrefillPlan, plan_prefill
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 
 LIMITS = (0.0, float("inf"))
-WINDOW = 16  # steps whose inputs are kept between two flushes
+WINDOW = 16  # steps between two writes of a state; their inputs are kept
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Mixer:
     """The sizes of a mixer."""
 
     heads: int = 128
-    width: int = 64  # of a head
-    groups: int = 8  # of B and C
+    width: int = 64  # columns of a head
+    groups: int = 8  # groups of heads that share B and C
     state: int = 128
-    kernel: int = 4  # of the convolution
+    kernel: int = 4  # width of the convolution
 
     @property
     def inner(self) -> int:
@@ -41,13 +41,13 @@ class Mixer:
         return self.inner + 2 * self.groups * self.state
 
     def pools(self, draw: Draw, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the pools of convolution inputs and of states: strided views, as a slot holds two layers."""
+        """Return the pools of convolution inputs and of states: strided views, because a slot holds two layers."""
         conv, size = (self.kernel - 1) * self.channels, self.inner * self.state
         states = draw.normal(slots, 2, size, dtype=dtype)[:, 1].unflatten(1, (self.heads, self.width, self.state))
         return draw.normal(slots, 2, conv, dtype=torch.float32)[:, 1].unflatten(1, (self.kernel - 1, -1)), states
 
     def constants(self, draw: Draw) -> tuple[Tensor, ...]:
-        """Return taps, conv_bias, dt_bias, A, D, norm."""
+        """Return the constants that `named` takes: taps, conv_bias, dt_bias, A, D, norm."""
         return (
             draw.uniform(-0.5, 0.5, self.kernel, self.channels),
             draw.uniform(-0.5, 0.5, self.channels),
@@ -62,7 +62,7 @@ class Mixer:
         return MixerConstants(taps, conv_bias, dt_bias, A, D, norm, self.groups, 1e-5, LIMITS)
 
     def parts(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return views of x, B and C."""
+        """Return views of x, B and C in the output of the convolution."""
         x, B, C = convolved.split([self.inner, self.groups * self.state, self.groups * self.state], 1)
         B, C = B.unflatten(1, (self.groups, self.state)), C.unflatten(1, (self.groups, self.state))
         return x.unflatten(1, (self.heads, self.width)), B, C
@@ -71,7 +71,7 @@ class Mixer:
 def plans(
     lengths: Sequence[int], kernel: int, device: torch.device, chunk_size: int = 128
 ) -> tuple[PrefillPlan, PrefillPlan]:
-    """Plan whole prompts, once for `device` and once for a CPU.
+    """Plan the prefill of whole prompts, once for `device` and once for a CPU.
 
     Prompt i has its state in slot 2i + 1, and a checkpoint at half its length in slot 2i.
     """
@@ -100,7 +100,7 @@ def prefill(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtyp
 
 
 def scan(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
-    """Build a call of ssd alone, which applies bias and softplus to dt itself."""
+    """Build a call of the scan (SSD) alone. The kernel itself applies bias and softplus to dt."""
     from baton.kernels.mamba2.ssd import triton
 
     here, on_cpu = plans(lengths, mixer.kernel, draw.device)
@@ -123,7 +123,7 @@ def scan(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtype =
 
 
 def scan_flops(mixer: Mixer, lengths: Sequence[int], chunk: int = 64) -> int:
-    """Count the products of chunks: C·B per group; per head scores·x, C·state, and B·x into the state."""
+    """Count the floating-point operations in chunks: C·B for each group; scores·x, C·state and B·x for each head."""
     of_token = mixer.groups * chunk * mixer.state + mixer.inner * (chunk + 2 * mixer.state)
     return 2 * of_token * sum(lengths)
 
@@ -188,7 +188,7 @@ def step(draw: Draw, mixer: Mixer, rows: int, states: torch.dtype = torch.float3
 
 
 def replayed(draw: Draw, mixer: Mixer, rows: int) -> Operation:
-    """Build a call of the state update that replays kept inputs, and a flush. Rows are anywhere in the window."""
+    """Build a call of the state update that replays kept inputs, then a flush. Rows are at random steps of a window."""
     from baton.kernels.mamba2.state_update import triton_replay
 
     pool, convolved = (

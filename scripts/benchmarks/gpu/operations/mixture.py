@@ -18,15 +18,15 @@ class Mixture:
     """The sizes of a mixture."""
 
     count: int = 128  # experts
-    top_k: int = 6  # experts of a token
-    wide: int = 2688  # inputs and outputs of an expert
+    top_k: int = 6  # experts that one token uses
+    wide: int = 2688  # number of inputs, and of outputs, of an expert
     inner: int = 1856  # hidden size of an expert
     activation: Activation = "relu2"
-    groups: int = 8  # of experts; routing in groups chooses some groups first
+    groups: int = 8  # groups of experts; routing in groups chooses some groups first
 
 
 def route(draw: Draw, mixture: Mixture, rows: int, in_groups: bool) -> Operation:
-    """Build a call of the router: by softmax, or in groups by sigmoid with a bias."""
+    """Build a call of the router: softmax, or, if `in_groups`, sigmoid with a bias and groups of experts."""
     from baton.kernels.moe.routing import triton
 
     m = mixture
@@ -96,6 +96,6 @@ def _packed(weight: Tensor, parts: int, bits: int) -> PackedExperts:
 
 
 def _dequantized(weight: Tensor, bits: int) -> Tensor:
-    """Return the values that the integer weights represent."""
+    """Quantize a weight to `bits` bits, and return the values that the integers represent."""
     numbers = integers.dequantize(*integers.quantize(weight.flatten(0, 1), bits))
     return numbers[:, : weight.shape[2]].reshape(weight.shape)

@@ -57,7 +57,7 @@ def sigmoid_gate(draw: Draw, rows: int, width: int) -> Operation:
 
 
 def copy(draw: Draw, count: int, size: int) -> Operation:
-    """Build a copy of `count` slots of `size` bytes."""
+    """Build a call that copies `count` slots of `size` bytes."""
     from baton.kernels.state_pool import triton
 
     pool = draw.integers(256, 2 * count, size).to(torch.uint8)
@@ -74,7 +74,7 @@ def copy(draw: Draw, count: int, size: int) -> Operation:
 
 
 def move(draw: Draw, count: int, size: int) -> Operation:
-    """Gather `count` slots of `size` bytes, scatter them elsewhere, and clear the sources."""
+    """Build a call that gathers `count` slots of `size` bytes, scatters them to other slots, and clears the sources."""
     from baton.kernels.state_pool import triton
 
     pool = draw.integers(256, 2 * count, size).to(torch.uint8)

@@ -1,4 +1,4 @@
-"""Operations on logits."""
+"""Operations on logits: draws, penalties, biases, masks and log probabilities."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ TOP = 8
 
 
 def sample(draw: Draw, rows: int, vocab: int, kind: str) -> Operation:
-    """Build a draw from the logits.
+    """Build a call that draws a token for each row.
 
-    kind: "greedy"; "whole", from all tokens; or "truncated", by top_k and top_p.
+    kind: "greedy", "whole" (from all tokens) or "truncated" (by top_k and top_p).
     """
     from baton.kernels.sampling import triton
 

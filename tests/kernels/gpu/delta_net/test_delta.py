@@ -8,7 +8,7 @@ from baton.kernels.delta_net.decode import delta_decode, reference as decoding_r
 from baton.kernels.delta_net.prefill import delta_prefill, reference as prefilling_reference, triton as prefilling
 from baton.kernels.prefill.plan import plan_prefill
 from baton.kernels.runtime import triton
-from baton.kernels.state_pool.rounding import round_by_chance
+from baton.kernels.state_pool.rounding import round_stochastically
 from tests.kernels.delta_net.delta_nets import (
     BF16,
     F32,
@@ -81,7 +81,7 @@ def test_bfloat16_states_are_float32_states_stochastically_rounded() -> None:
     found, slots = drawn(SMALL, 3, 5, states=BF16), slots_of(3, 5)
     exact = found.again(F32)
     assert torch.equal(found.decode(slots, decoding.delta_decode), exact.decode(slots, decoding.delta_decode))
-    assert torch.equal(found.state_pools[slots, 1], round_by_chance(exact.state_pools[slots, 1], slots * 1000))
+    assert torch.equal(found.state_pools[slots, 1], round_stochastically(exact.state_pools[slots, 1], slots * 1000))
 
 
 def test_a_prefill_rounds_states_where_they_are_stored_and_not_between_chunks() -> None:

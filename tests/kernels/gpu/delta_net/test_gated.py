@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from baton.kernels.delta_net.rule import delta_scan, delta_update, reference, triton, triton_by_head, triton_update
 from baton.kernels.prefill.plan import plan_prefill
 from baton.kernels.runtime import triton as gpu
-from baton.kernels.state_pool.rounding import round_by_chance
+from baton.kernels.state_pool.rounding import round_stochastically
 from tests.kernels.delta_net.test_gated import BF16, Rule, assert_close, drawn, recurrence
 from tests.kernels.mamba2.test_prefill import packs
 from tests.kernels.packing import Packed, pack
@@ -125,7 +125,7 @@ def test_an_update_from_slot_to_slot(states: torch.dtype) -> None:
     assert torch.equal(o, update(expected)) and torch.equal(o, update(exact))
     assert torch.equal(source.pool[targets], expected.pool[slots])
     if states == BF16:
-        assert torch.equal(source.pool[targets], round_by_chance(exact.pool[slots], positions))
+        assert torch.equal(source.pool[targets], round_stochastically(exact.pool[slots], positions))
     others = [slot for slot in range(6) if slot not in targets]
     assert torch.equal(source.pool[others], before[others])
 

@@ -9,7 +9,7 @@ from baton.kernels.delta_net.prefill import kda_prefill, reference as prefilling
 from baton.kernels.delta_net.rule import delta_update, reference, triton, triton_by_channel, triton_update
 from baton.kernels.prefill.plan import plan_prefill
 from baton.kernels.runtime import triton as gpu
-from baton.kernels.state_pool.rounding import round_by_chance
+from baton.kernels.state_pool.rounding import round_stochastically
 from tests.kernels.delta_net import test_kda
 from tests.kernels.delta_net.kda_nets import (
     BF16,
@@ -146,7 +146,7 @@ def test_bfloat16_states_are_float32_states_stochastically_rounded() -> None:
     found, slots = drawn(SMALL, 3, 5, states=BF16), slots_of(3, 5)
     exact = found.again(F32)
     assert torch.equal(found.decode(slots, decoding.kda_decode), exact.decode(slots, decoding.kda_decode))
-    assert torch.equal(found.state_pools[slots, 1], round_by_chance(exact.state_pools[slots, 1], slots * 1000))
+    assert torch.equal(found.state_pools[slots, 1], round_stochastically(exact.state_pools[slots, 1], slots * 1000))
 
 
 @few

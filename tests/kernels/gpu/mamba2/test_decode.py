@@ -11,7 +11,7 @@ from baton.kernels.mamba2.decode import reference, triton
 from baton.kernels.mamba2.state_update import triton_replay
 from baton.kernels.mamba2.state_update.replay import InputRing
 from baton.kernels.runtime import triton as gpu
-from baton.kernels.state_pool.rounding import round_by_chance
+from baton.kernels.state_pool.rounding import round_stochastically
 from tests.kernels.gpu.shapes.mamba2 import SHAPES, MixerShape
 from tests.kernels.mamba2.test_decode import BF16, F32, LAYERS, NORMS, Layout, assert_same_to_rounding, drawn
 
@@ -51,7 +51,7 @@ def test_bfloat16_states_are_stochastically_rounded_float32_states(layout: Layou
     exact = found.again(F32)
     assert torch.equal(found.run(triton.mixer_decode), exact.run(triton.mixer_decode))
     states = exact.state_pools[exact.slots, 1]
-    assert torch.equal(found.state_pools[found.slots, 1], round_by_chance(states, found.slots * 1000))
+    assert torch.equal(found.state_pools[found.slots, 1], round_stochastically(states, found.slots * 1000))
 
 
 @few

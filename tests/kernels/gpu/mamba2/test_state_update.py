@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from baton.kernels.mamba2.state_update import reference, triton
-from baton.kernels.state_pool.rounding import round_by_chance
+from baton.kernels.state_pool.rounding import round_stochastically
 
 BF16 = torch.bfloat16
 few = settings(max_examples=12, deadline=None)
@@ -153,7 +153,7 @@ def test_stochastic_rounding_has_the_same_random_bits(shape: StepShape, seed: in
     found = drawn(shape, seed).again(BF16)
     exact = found.again()
     assert torch.equal(found.found(), exact.found())
-    assert torch.equal(found.pool[found.slots], round_by_chance(exact.pool[found.slots], found.positions))
+    assert torch.equal(found.pool[found.slots], round_stochastically(exact.pool[found.slots], found.positions))
 
 
 @few
