@@ -37,7 +37,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: the user's message and the right answer. After a tool call, its result and a second answer follow."""
+    """One turn: the user's message and the right answer. A tool call is followed by a result and a second answer."""
 
     task: str  # name of the task that the turn is an example of
     messages: Sequence[Message]
@@ -67,7 +67,7 @@ class Chat:
     def say(self, task: str, wording: str, values: Sequence[object], answer: str) -> Turn:
         """Return a turn of one question and one answer.
 
-        The wording is made rough (see world.rough), then `values` fill its placeholders.
+        The wording is made rough (see world.rough), then `values` fill the wording's placeholders.
         """
         question = rough(wording, self.rng)
         for value in values:

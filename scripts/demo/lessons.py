@@ -25,9 +25,9 @@ USER_WEIGHT = 0.05  # loss weight of tokens outside of answers
 
 @dataclass(frozen=True)
 class Lesson:
-    """A section of the training: the kind of its chats."""
+    """A section of the training: the kind of chats that this section uses."""
 
-    turns: tuple[int, ...]  # the number of a chat's turns is drawn from these
+    turns: tuple[int, ...]  # numbers of turns, from which the length of each chat is drawn
     longest: int  # most tokens of a chat; longer chats are dropped
     system: float = 0.35  # probability that a chat has a system prompt
     tools: float = 0.35  # probability that a chat has tools

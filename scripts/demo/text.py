@@ -1,6 +1,6 @@
 """The demonstration model's tokenizer and chat template, for both training and the server.
 
-Words of the wordings that the tasks use are one token each; everything else is bytes. Names, numbers and other values
+Words in the fixed wordings of the tasks are one token each; everything else is bytes. Names, numbers and other values
 are therefore spelt as bytes, so that the model copies an unknown word like a known word.
 """
 

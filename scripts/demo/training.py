@@ -16,7 +16,7 @@ from scripts.demo.lessons import LESSONS, PARTS, Batches, Lesson
 from scripts.demo.model import DemoModel
 
 MUON_RATE, ADAM_RATE = 0.02, 3e-3  # peak learning rates
-WARM_UP, COOL_DOWN = 100, 0.4  # of the learning rate: steps at the beginning; share of the training at the end
+WARM_UP, COOL_DOWN = 100, 0.4  # length in steps of the warm-up; length of the cool-down as a share of the training
 DECAY = 0.02  # weight decay of Muon
 SAVED_EVERY_S = 180.0
 SHOWN_EVERY = 50
@@ -72,7 +72,7 @@ class Training:
         os.replace(partial, file)
 
     def resume(self, file: Path) -> None:
-        """Continue the training that `file` holds. Raises ValueError if its seed or its number of tokens differs."""
+        """Continue the training in `file`. Raises ValueError if the seed or the number of tokens differs."""
         content = torch.load(file, weights_only=True)
         if content["batches"]["seed"] != self.batches.seed or content["at"]["tokens"] != self.tokens:
             raise ValueError(f"{file} is of another training: seed or tokens differ")
@@ -85,7 +85,7 @@ class Training:
             setattr(self.batches, name, value)
 
     def _lesson(self) -> tuple[Lesson, int]:
-        """Return the current lesson, and the number of tokens at which it ends."""
+        """Return the current lesson, and the number of training tokens at which the lesson ends."""
         limit = 0.0
         for share, lesson in LESSONS:
             limit += share * self.tokens
@@ -140,7 +140,7 @@ def rate(step: int, done: float) -> float:
 
 
 def optimizers_for(model: DemoModel) -> list[torch.optim.Optimizer]:
-    """Return Muon for the projections (it needs about half the tokens here) and AdamW for everything else."""
+    """Return Muon for the projections (Muon needs about half the tokens here) and AdamW for everything else."""
     projections = [p for name, p in model.named_parameters() if name.endswith(("proj.weight", "linear.weight"))]
     projections.sort(key=Tensor.numel)
     others = [p for name, p in model.named_parameters() if not name.endswith(("proj.weight", "linear.weight"))]

@@ -1,4 +1,4 @@
-"""The table of scripts/evaluate, and whether its results suffice."""
+"""The table of scripts/evaluate, and the check of `--least`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -134,7 +134,10 @@ class TestWatcher:
 
 
 class Tracer:
-    """A tracer of the functions of a checkout, except its tests, that threads enter which begin after `start`."""
+    """A record of the functions of a checkout that are entered after `start`, except its tests.
+
+    Threads that were started before `start` are not traced, except the caller's thread.
+    """
 
     def __init__(self, tree: Path) -> None:
         self._prefix = f"{tree}/"

@@ -1,4 +1,4 @@
-"""One process for each job, because a job may break its process. All are forked after slow modules are imported."""
+"""One process for each job, because a job may break its process. Processes are forked after slow imports."""
 
 import os
 import resource

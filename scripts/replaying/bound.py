@@ -19,8 +19,8 @@ Floats = npt.NDArray[np.float64]
 class Past:
     """All requests so far, as a radix tree; each node knows the last request that contained it.
 
-    It notes the choices of each request. A choice is an earlier state from which the request can resume, with the
-    number of tokens that this saves.
+    The class also notes the choices of each request. A choice is an earlier state from which the request can resume,
+    with the number of tokens that this saves.
     """
 
     def __init__(self) -> None:

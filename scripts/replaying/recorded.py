@@ -62,7 +62,7 @@ class Recorded:
 class Trace:
     """A recorded trace."""
 
-    requests: list[Recorded]  # in order of arrival
+    requests: list[Recorded]  # requests in order of arrival
     block: int  # units of a block
     missing: int = 0  # events that the server dropped while it wrote the trace
 

@@ -1,4 +1,4 @@
-"""A server's trace file, and the ledger of slots that its moves describe."""
+"""A server's trace file, and the ledger of slots that the moves in the file describe."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tracks of the ring: the work of each actor and of the device, and the messages that caused it."""
+"""The tracks of the ring: the work of each actor and of the device, and the messages that caused the work."""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -26,7 +26,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """An arrow from a moment on one track to a moment on another, each within a slice."""
+    """An arrow from a moment on one track to a moment on another, which are both within a slice."""
 
     id: int
     name: str

@@ -1,4 +1,4 @@
-"""The bare loop: the model, run from Python without a server. Comparing both shows the server's overhead."""
+"""The bare loop: the model, run from Python without a server. The difference in speed is the server's overhead."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Contents of config.json for models of about 150M parameters, one or two a family."""
+"""Contents of config.json for models of about 150M parameters, one or two models of each family."""
 
 from typing import Any
 

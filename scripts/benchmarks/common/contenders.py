@@ -69,7 +69,7 @@ class Entry:
         return cls(name or (rest if ":" in rest or kind == "bare" else f"{kind}:{variant}"), kind, variant)
 
     def with_options(self, more: str) -> "Entry":
-        """Return this entry with more options for Baton's server; other kinds are returned as they are."""
+        """Return this entry with more options for Baton's server. Entries of other kinds are returned as they are."""
         if self.kind != "baton" or not more:
             return self
         return Entry(self.name, self.kind, f"{self.variant} {more}".strip())
@@ -97,7 +97,7 @@ class Entry:
 
 
 def read_entry(text: str) -> Entry:
-    """Parse like Entry.parse, but raise ArgumentTypeError: argparse shows its text to the user."""
+    """Parse like Entry.parse, but raise ArgumentTypeError, because argparse shows the text of this error."""
     try:
         return Entry.parse(text)
     except ValueError as error:
@@ -109,7 +109,7 @@ class Workbench:
     """A model to measure: makes its weights on first use, and opens the contenders that run it."""
 
     config: dict[str, Any]  # config.json of the model
-    folder: Path  # for the checkpoint, the peers' conversions of the checkpoint, and logs
+    folder: Path  # folder for the checkpoint, the peers' conversions of the checkpoint, and logs
     threads: int  # threads of each contender
     rows: int  # largest batch
 
@@ -131,7 +131,7 @@ class Workbench:
         return self.folder / "logs" / "".join(letter if letter.isalnum() else "-" for letter in name)
 
     def missing(self, entry: Entry) -> str:
-        """Return why an entry cannot be measured, or an empty string if it can."""
+        """Return the reason why an entry cannot be measured, or an empty string if the entry can be measured."""
         if entry.kind in ("baton", "bare"):
             return ""
         if python_of(entry.kind) is None:

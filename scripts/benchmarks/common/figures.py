@@ -43,7 +43,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def ratios(rounds: Sequence[dict[str, float]], of: str, to: str) -> Spread:
-    """Return the spread of the ratios of two contenders, `of` / `to`, each within one round."""
+    """Return the spread, over all rounds, of contender `of`'s figure divided by contender `to`'s in the same round."""
     return Spread.of([figures[of] / figures[to] for figures in rounds])
 
 

@@ -15,7 +15,7 @@ from baton.kernels.runtime.cpp.bandwidth import NUMBERS, PASSES, read_bandwidth
 
 PROC = Path("/proc")
 IDLE = (3, 4)  # columns of /proc/stat: idle, waiting for I/O
-# Columns of /proc/stat that count time; the later ones (guests) are already part of user and nice.
+# Columns of /proc/stat that count time. Later columns (guests) are already part of user and nice.
 COLUMNS = 8
 # A measurement is undisturbed if other processes kept at most this many processors busy, on average.
 QUIET = 0.1
@@ -36,7 +36,7 @@ class Watch:
 
 
 def all_busy(proc: Path = PROC) -> float:
-    """Return the processor seconds used since the machine started, including those stolen by its host."""
+    """Return the processor seconds used since the machine started, including seconds that its host has stolen."""
     if not (proc / "stat").exists():
         return 0.0
     columns = [int(column) for column in (proc / "stat").read_text().split("\n", 1)[0].split()[1 : 1 + COLUMNS]]
@@ -63,7 +63,7 @@ def own_busy(process: int, proc: Path = PROC) -> float:
 
 
 def thread_busy(process: int) -> float:
-    """Return the processor seconds of a process's main thread; in Baton's server it runs the event loop."""
+    """Return the processor seconds of a process's main thread; in Baton's server this thread runs the event loop."""
     fields = (PROC / f"{process}/task/{process}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / ticks_a_second()
 

@@ -26,7 +26,7 @@ def completion_tokens(line: bytes) -> int:
 
 
 def whole_lines(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """Yield each line of a stream with the time at which its end arrived."""
+    """Yield each line of a stream with the time at which the end of the line arrived."""
     rest = b""
     for at, chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -79,7 +79,7 @@ class ServerProcess:
         return code
 
     def wait_until_ready(self) -> None:
-        """Wait until the server is ready. Raises RuntimeError with the end of the log if it ends or takes too long."""
+        """Wait until the server is ready. Raises RuntimeError with the end of the log if it ends or is too slow."""
         if not asyncio.run(self._is_ready()):
             tail = Path(self._log.name).read_text(errors="replace")[-2000:]
             raise RuntimeError(f"the server did not become ready:\n{tail}")

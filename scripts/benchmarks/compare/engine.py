@@ -51,7 +51,7 @@ class Plan:
     steps: int  # tokens that each row decodes
     batches: Sequence[int]  # numbers of rows that decode together
     repeats: int  # how often a turn is repeated while other processes disturb it
-    behind: Sequence[int] = ()  # for each of these numbers of tokens, a single row that decodes after them
+    behind: Sequence[int] = ()  # lengths of history in tokens; after each length, a single row decodes
 
     def cells(self) -> list[Cell]:
         return [
@@ -150,7 +150,7 @@ class Rounds:
 
 
 def summarise(turns: Sequence[Turn], cell: Cell, entries: Sequence[Entry]) -> dict[str, Any]:
-    """Return the spread of each contender's speeds, and of the first contender's speeds divided by them."""
+    """Return, for each contender, the spread of its speeds, and of the first contender's ratios to these speeds."""
     rounds = [turn.figures for turn in turns if turn.cell == cell.name]
     first = entries[0].name
     return {

@@ -10,7 +10,7 @@ from scripts.benchmarks.common.contenders import Workbench
 from scripts.launch import ROOT
 
 BENCH = ROOT / "scripts" / "bench"
-# Arguments of each command, by the name of its files. A round of `engine` takes two minutes, of `serving` three.
+# File name of each record: arguments of its command. A round of `engine` takes two minutes, of `serving` three.
 COMMANDS = {
     "engine-mamba2": ("engine", "--rounds", "5"),
     "engine-granite": ("engine", "--model", "granite-151m", "--rounds", "5"),

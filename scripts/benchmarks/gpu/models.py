@@ -57,7 +57,7 @@ class Sizes:
 
     batches: tuple[int, ...] = (1, 32, 256)
     prompt: int = 8192  # tokens of the prompt whose prefill is measured
-    history: int = 64  # tokens of each row before it decodes
+    history: int = 64  # tokens of each row before the row decodes
     steps: int = 64  # measured decode steps
 
 
@@ -77,7 +77,7 @@ def random_of(config: dict[str, Any], bench: Bench) -> Model:
 
 
 def speeds(bench: Bench) -> None:
-    """Record `tokens_per_second`, and its `share` of the upper bound that follows from the ceilings of this run."""
+    """Record `tokens_per_second`, and as `share` its ratio to the upper bound from the ceilings of this run."""
     ceilings, sizes = Ceilings.measured(bench.device), sizes_of(bench)
     probe = Probe(ceilings.bandwidth, ceilings.bandwidth, ceilings.rate)
     bench.records.keep("models", "ceilings", bandwidth=ceilings.bandwidth, rate=ceilings.rate)
@@ -166,7 +166,7 @@ def trace(bench: Bench) -> None:
 
 
 def traced(run: Run, device: torch.device, file: Path) -> None:
-    """Run something under torch's profiler and write its trace."""
+    """Call `run` under torch's profiler, and write the trace to `file`."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities) as profiled:
         run()

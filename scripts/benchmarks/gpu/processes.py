@@ -19,7 +19,7 @@ def suite(bench: Bench) -> None:
     for tests in SUITE:
         if bench.records.has("suite", tests):
             continue
-        # Warnings are no errors here: the machine's own versions of packages may emit some that are not our fault.
+        # Warnings are not errors here: packages that the machine has may warn for reasons outside of this project.
         options = ("-p", "no:cacheprovider", "-m", "not soak", "-W", "default")
         done = run([sys.executable, "-m", "pytest", *options, tests])
         counts = {what: int(count) for count, what in re.findall(r"(\d+) (passed|failed|skipped)", done.stdout)}

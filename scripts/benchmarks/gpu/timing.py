@@ -28,9 +28,9 @@ class Ceilings:
 
 
 def seconds_of(runs: Sequence[Run], device: torch.device, rounds: int = 15) -> float:
-    """Return the mean seconds of one of `runs`. A round calls all runs; the median round counts.
+    """Return the seconds of one run: the median time of a round, divided by the number of `runs`.
 
-    On a GPU a round is one CUDA graph, so that launches cost nothing. On a CPU there is only one round.
+    A round calls all `runs`. On a GPU it is one CUDA graph, so that launches cost nothing. A CPU has only one round.
     Several runs with their own memory ensure that no run finds its inputs in the cache.
     """
     if device.type != "cuda":

@@ -116,7 +116,7 @@ def log_probabilities(model: Model, ids: list[int]) -> Any:
 def show_projection(rounds: int) -> None:
     """Print the speed of one projection on one thread, relative to bfloat16 weights.
 
-    COPIES different weights take turns, so that they do not stay in the CPU's cache.
+    COPIES different weights take turns, so that no weight stays in the CPU's cache.
     """
     cpp.use_threads(1)
     generator = torch.Generator().manual_seed(0)

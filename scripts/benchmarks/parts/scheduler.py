@@ -74,7 +74,7 @@ class Decoding:
             self.step()
 
     def step(self) -> None:
-        """Settle the oldest step; the scheduler then plans another."""
+        """Settle the oldest step, so that the scheduler plans the next step."""
         self._receive([Settled(self._steps.popleft().step, [])])
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Worker:
 def measure(rows: int, rounds: int, steps: int, against: str | None) -> None:
     """Print the times of this checkout's scheduler and, if `against` is given, of that revision's scheduler.
 
-    Each round measures both, one after the other. The first round is dropped.
+    Each round measures both schedulers, one after the other. The first round is dropped.
     """
     with ExitStack() as stack:
         roots = {"here": ROOT}

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
 def measure(config: dict[str, Any], threads: int, rounds: int) -> None:
     """Print the median speeds with one thread and with `threads` threads, and the ratio of both speeds.
 
-    Each round measures both. The ratio is shown as its median and the range of its middle half.
+    Each round measures both speeds. The ratio is shown as its median and the range of its middle half.
     """
     print(f"{'10^6 weights':<12}{'1 thread':>10}{f'{threads} threads':>12}{'ratio':>8}  middle half")
     for hidden, layers, vocabulary in SHAPES:

@@ -129,7 +129,7 @@ def tensors(file: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def in_layer(name: str, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield one tensor of a layer with its new name, or two if llama.cpp splits it."""
+    """Yield a tensor of a layer with its name in llama.cpp, or two tensors if llama.cpp splits the tensor."""
     if name.endswith("input_linear.weight"):
         gate, up = np.split(weights, 2)
         yield from (("ffn_gate.weight", gate), ("ffn_up.weight", up))

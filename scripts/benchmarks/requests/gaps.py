@@ -74,7 +74,7 @@ class Load:
         return stream.arrivals[0] - began
 
     async def round(self, streams: int, prompt: int, figures: Figures) -> None:
-        """Start the streams, send the prompt when all streams are warm, and abort the streams at its first token."""
+        """Start the streams, send the prompt when all are warm, and abort the streams at the prompt's first token."""
         async with self.running(streams) as running:
             sent_at = time.perf_counter()
             figures.together.append(await self.first_token(prompt))
@@ -85,7 +85,7 @@ class Load:
 
     @asynccontextmanager
     async def running(self, streams: int) -> AsyncIterator[list[Stream]]:
-        """Run `streams` streams; the context is entered when all are warm, and aborts them on exit."""
+        """Run `streams` streams in a context: entering waits until all streams are warm, leaving aborts the streams."""
         running = [Stream() for _ in range(streams)]
         async with anyio.create_task_group() as tasks:
             for stream in running:

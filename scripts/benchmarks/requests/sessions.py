@@ -68,7 +68,7 @@ class Client:
         return session
 
     async def next_turn(self, session: Session, new: list[int]) -> First:
-        """Measure the session's next turn. Raises RuntimeError if it did not resume from the session's state."""
+        """Measure the session's next turn. Raises RuntimeError if the turn did not resume from the session's state."""
         first = await self._turn(session, new)
         if first.cached_tokens < len(session.log) - 1:
             raise RuntimeError(f"only {first.cached_tokens} of {len(session.log)} tokens came from the cache")

@@ -98,7 +98,7 @@ def llama_cpp_server(entry: Entry, bench: Workbench) -> ServerProcess:
     command = [python, "-m", "llama_cpp.server", "--model", str(bench.gguf(entry.variant)), "--n_threads", threads]
     sizes = ["--n_ctx", "16384", "--n_batch", "512", "--n_threads_batch", threads]
     log = bench.log(f"{entry.name}-server")
-    # Without this option, a new request aborts the running one.
+    # Without this option, a new request aborts the running request.
     return ServerProcess([*command, *sizes, "--interrupt_requests", "false"], bench.threads, log, "/v1/models")
 
 

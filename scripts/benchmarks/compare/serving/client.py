@@ -32,7 +32,7 @@ class Target(Protocol):
 
 
 class OverHTTP:
-    """Any server with /v1/completions; uses the first model that it lists."""
+    """Any server with /v1/completions, of which the first listed model is used."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http

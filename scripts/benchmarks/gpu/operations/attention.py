@@ -26,7 +26,7 @@ class Heads:
     rank: int | None = None  # for latent attention: a latent is the key, and its first `rank` columns are the value
 
     def pages(self, draw: Draw, count: int) -> Tensor:
-        """Return one layer's strided pages, [count, 2, PAGE, kv_heads, width]; for latents 1 instead of 2."""
+        """Return one layer's strided pages, [count, 2, PAGE, kv_heads, width]; latents have 1 instead of 2."""
         return draw.normal(count, 2, 2 if self.rank is None else 1, PAGE, self.kv_heads, self.width)[:, 1]
 
     def keys_and_values(self, pages: Tensor) -> tuple[Tensor, Tensor]:
