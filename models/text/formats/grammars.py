@@ -16,7 +16,12 @@ from baton.models.text.formats.values import types_of
 # tokens of this output, and the state after them can be reused.
 AS_TEMPLATES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 PARAMETER_END = "\n</parameter>\n"
-BREAKS = r"/\n*/"
+# Line breaks before calls or an answer. Templates write at most two of them, after a thought.
+BREAKS = r"/\n{0,2}/"
+# Calls in one output. Some formats separate calls by a line break, so that a model that prefers white space to the end
+# of its output would write one call after the other.
+MOST_CALLS = 64
+MORE_CALLS = f"{{0,{MOST_CALLS - 1}}}"
 
 
 @dataclass(frozen=True)
@@ -128,10 +133,10 @@ def json_rules(begin: str, end: str, around: tuple[str, str], in_list: bool) -> 
         first, last = quoted(around[0]), f"{quoted(around[1])} {calls.marker(end)}"
         one = f"{first} call {last}"
         if calls.parallel and in_list:
-            one = f'{first} call (", " call)* {last}'
+            one = f'{first} call (", " call){MORE_CALLS} {last}'
         elif calls.parallel and calls.required:
             # Where calls are not required, output_grammar's `trigger` repeats them, with text between.
-            one = f'{one} ("\\n" {calls.marker(begin)} {one})*'
+            one = f'{one} ("\\n" {calls.marker(begin)} {one}){MORE_CALLS}'
         lines = [f"calls: {one}", alternatives("call", len(calls.tools))]
         for index, tool in enumerate(calls.tools):
             head = quoted(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
@@ -146,7 +151,7 @@ def xml_rules(calls: WantedCalls) -> list[str]:
     """Return the rules for calls as Qwen3-Coder writes them: one element per parameter, in the order of the schema."""
     begin, end = calls.marker("<tool_call>"), calls.marker("</tool_call>")
     one = f'"\\n" call "\\n" {end}'
-    more = f' ("\\n" {begin} {one})*' if calls.parallel and calls.required else ""
+    more = f' ("\\n" {begin} {one}){MORE_CALLS}' if calls.parallel and calls.required else ""
     lines = [f"calls: {one}{more}", alternatives("call", len(calls.tools)), up_to("text_value", PARAMETER_END)]
     for index, tool in enumerate(calls.tools):
         lines += xml_call_rules(f"call_{index}", tool)

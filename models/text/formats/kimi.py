@@ -10,7 +10,7 @@ from typing import Any
 
 from baton.models.text.formats.content import Chat, ToolFormat
 from baton.models.text.formats.events import Events
-from baton.models.text.formats.grammars import WantedCalls, alternatives, quoted, value_rule
+from baton.models.text.formats.grammars import MOST_CALLS, WantedCalls, alternatives, quoted, value_rule
 from baton.models.text.formats.json_calls import read_held_object, read_json
 from baton.models.text.formats.pieces import Broken, Pieces, Reading
 from baton.models.text.formats.values import Tools
@@ -117,7 +117,7 @@ def kimi_rules(calls: WantedCalls) -> list[str]:
     """Return the rules for calls, all in one section. Any index is allowed: the model knows which index is next."""
     begin, between, end = calls.marker(CALL_BEGIN), calls.marker(ARGUMENTS_BEGIN), calls.marker(CALL_END)
     one = f"{begin} call {end}"
-    several = f"({one})+" if calls.parallel else one
+    several = f"({one}){{1,{MOST_CALLS}}}" if calls.parallel else one
     lines = [f"calls: {several} {calls.marker(SECTION_END)}", alternatives("call", len(calls.tools))]
     for index, tool in enumerate(calls.tools):
         head = quoted(f"{NAMESPACE}{tool.name}:")

@@ -12,9 +12,9 @@ from baton.models.text.grammars.errors import GrammarError
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-# White space in JSON: one space, or a line break and its indentation. Unlimited white space would allow a model to
-# write spaces until it is cut off.
-SPACE = r"\n[ \t]{0,64}|[ \t]"
+# White space between two tokens of JSON: one space, or a line break and its indentation, which is at most six levels of
+# four spaces. A model that prefers white space would write as much of it as a grammar allows, at every place.
+SPACE = r"\n( {0,24}|\t{0,6})| "
 # Limit for a regex, a grammar, or all texts of a choice together: longer texts take seconds to compile.
 MOST_CHARACTERS = 50_000
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
