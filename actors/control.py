@@ -119,3 +119,38 @@ class Drained(Struct, tag=True, array_like=True):
 
 class Restarted(Struct, tag=True, array_like=True):
     """supervision → api: the four actors were replaced after a failure. Submit every open request again."""
+
+
+class Offered(Struct, tag=True, array_like=True):
+    """peers → cache: a peer lends a copy of the state at the end of these tokens. The cache then pulls or cancels."""
+
+    ticket: int  # from `Peers.ask`; a new ticket if the state was not asked for here
+    salt: str
+    tokens: Tokens
+    first_page: int  # the copy has no KV of the pages before this one
+
+
+class Declined(Struct, tag=True, array_like=True):
+    """peers → cache: the state of this ticket will not come from a peer."""
+
+    ticket: int
+    why: str
+
+
+class Lend(Struct, tag=True, array_like=True):
+    """peers → cache: lend a peer a copy of the deepest state on the path of these tokens, in host memory.
+
+    Answered by the call `lent` or `not_lent` of Peers.
+    """
+
+    ticket: int
+    salt: str
+    tokens: Tokens
+    least: int  # a state at a smaller position is of no use
+    session: str = ""  # wait until no grant of this session is open: its last grant computes the state
+
+
+class Unlend(Struct, tag=True, array_like=True):
+    """peers → cache: the loan of this ticket has ended, or its Lend is withdrawn."""
+
+    ticket: int

@@ -15,24 +15,28 @@ from msgspec import Struct
 from baton.actors.control import (
     Cleared as Cleared,
     Continue as Continue,
+    Declined as Declined,
     Drain as Drain,
     Drained as Drained,
     Flush as Flush,
     Flushed as Flushed,
     Kept as Kept,
+    Lend as Lend,
     Name as Name,
+    Offered as Offered,
     Pause as Pause,
     Paused as Paused,
     Restarted as Restarted,
     Speeds as Speeds,
     Suspend as Suspend,
     Suspended as Suspended,
+    Unlend as Unlend,
     Unname as Unname,
 )
 from baton.actors.grants import Chunk, Failure, Fill, GrantPages, PageCopy, RowMask
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease, Loan
-from baton.actors.requests import EndReason, Hit, Keep, Output, Request, RetireReason, RowLogprobs
+from baton.actors.requests import EndReason, Hit, Keep, Output, PeerHint, Request, RetireReason, RowLogprobs
 from baton.actors.tokens import Tokens
 
 
@@ -219,6 +223,7 @@ class Acquire(Struct, tag=True, array_like=True):
     checkpoints: tuple[int, ...] = ()  # as in Request: positions at which the client asks for a checkpoint
     keep: Keep = ""  # as in Request: whether the client will continue
     overtaken: int = 0  # how often the request's earlier Acquires were overtaken, as in Refused
+    hint: PeerHint | None = None  # as in Request: the peer that asked for the state
 
 
 class Cancel(Struct, tag=True, array_like=True):
@@ -378,10 +383,10 @@ class Written(Struct, tag=True, array_like=True):
 
 
 class Loaded(Struct, tag=True, array_like=True):
-    """disk → cache: the state from a file is in host memory."""
+    """disk or peers → cache: the state from a file or from a peer is in host memory."""
 
     key: int
-    error: str = ""  # why the file can never be read; "" if it was read
+    error: str = ""  # why the state can never be read; "" if it was read
     seconds: float = 0.0  # how long the file took to read
 
 
@@ -408,10 +413,12 @@ class Transferred(Struct, tag=True, array_like=True):
 
 
 DiskReport: TypeAlias = Written | Loaded | Cleared
+PeerReport: TypeAlias = Offered | Declined | Loaded | Lend | Unlend
 Message: TypeAlias = (
     Granted | Spare | Return | Admit | Step | Stepped | Retired | Donate | Free
     | SaveFromReq | Export | Exported | Unmade | Drop | Written | Loaded | Cleared | Name | Unname | Suspend
     | Suspended | Kept | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed
     | Mark | Passed | Retire | Admitted | Copied | Settled | Masked | Requeue | Over | Ended | Delta | Flush | Flushed
     | Pause | Paused | Continue | Drain | Drained | Ran | Transferred | Filled | Restarted | Speeds
+    | Lend | Unlend | Offered | Declined
 )  # fmt: skip

@@ -9,15 +9,15 @@ from baton.actors.tokens import Tokens, cut
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 RetireReason: TypeAlias = Literal["finished", "limit", "capacity", "aborted", "timeout", "retracted", "failed"]
-MissReason: TypeAlias = Literal["", "evicted", "denied", "misaligned", "never_kept", "damaged"]
+MissReason: TypeAlias = Literal["", "evicted", "denied", "misaligned", "never_kept", "damaged", "peer"]
 """Why there was no deeper state to resume from. evicted: the state was evicted. denied: a checkpoint that a client
 asked for was not kept. misaligned: states exist only past the tokens that the request shares. never_kept: no state was
-ever kept there. damaged: the file of the state is damaged.
+ever kept there. damaged: the file of the state is damaged. peer: a peer was asked for the state, and it did not come.
 """
 Keep: TypeAlias = Literal["", "soon", "never"]
-Origin: TypeAlias = Literal["slot", "tree", "host", "disk", "tokens"]
+Origin: TypeAlias = Literal["slot", "tree", "host", "disk", "peer", "tokens"]
 """Where a grant's state comes from. slot: a slot of the tree, moved to the grant. tree: a copy of a slot of the tree.
-host: host memory. disk: a file. tokens: no state was found, so all tokens are computed.
+host: host memory. disk: a file. peer: another engine. tokens: no state was found, so all tokens are computed.
 """
 PauseMode: TypeAlias = Literal["in_place", "retract"]
 Tier: TypeAlias = Literal["slot", "host", "disk", "tokens"]
@@ -48,6 +48,13 @@ class Stops(Struct, frozen=True, array_like=True):
     keep_stop: bool = False  # the text includes the stop string or token that ended it
 
 
+class PeerHint(Struct, frozen=True, array_like=True):
+    """The peer that asked for a state at the end of a prompt, and the deepest state on that path that the peer has."""
+
+    peer: str  # the link to the peer
+    position: int  # tokens that the peer's state has consumed; 0: it has none
+
+
 class Request(Struct, frozen=True, array_like=True):
     """One request, as the api submits it. It contains its seed, so that a replay samples the same tokens."""
 
@@ -70,6 +77,7 @@ class Request(Struct, frozen=True, array_like=True):
     grammar: str = ""  # what the output must follow, in the format of models/text/grammars/writing.py; "": anything
     checkpoints: tuple[int, ...] = ()  # positions in the prompt at which the client asks for a checkpoint
     keep: Keep = ""  # whether the client will continue from the end, soon or never; "": unknown
+    hint: PeerHint | None = None  # the peer that asked for this state: it is never asked to compute it
 
 
 def resubmission(request: Request, delivered: Tokens, delivered_chars: int) -> Request:

@@ -52,10 +52,10 @@ class Account:
         """Whether forward still has to copy a state or a page for this grant."""
         return self.loan is not None or self.copy_source is not None or self.fill is not None
 
-    def origin(self, moved: bool, read: bool) -> Origin:
-        """Return where the state that the grant resumes from was found. read: whether its copy was read from disk."""
+    def origin(self, moved: bool, copy_origin: Origin) -> Origin:
+        """Return where the state that the grant resumes from was found. copy_origin: as in Parked."""
         if self.fill is not None:
-            return "disk" if read else "host"
+            return copy_origin
         if moved:
             return "slot"
         return "tree" if self.position else "tokens"

@@ -24,6 +24,7 @@ from baton.actors.messages import (
     Cleared,
     Closed,
     Copied,
+    Declined,
     Donate,
     Drain,
     Drained,
@@ -32,9 +33,11 @@ from baton.actors.messages import (
     Flush,
     Free,
     Granted,
+    Lend,
     Loaded,
     Message,
     Name,
+    Offered,
     Passed,
     Refused,
     Return,
@@ -42,6 +45,7 @@ from baton.actors.messages import (
     Spare,
     Speeds,
     Suspend,
+    Unlend,
     Unmade,
     Unname,
     Want,
@@ -114,8 +118,6 @@ class Cache:
                 self._donate(message, ends=message.closes)
             case SaveFromReq():
                 self._save(message)
-            case Exported() | Unmade() | Written() | Loaded() | Cleared() | Speeds() | Name() | Unname() | Suspend():
-                self.tiers.receive(message)
             case Free(leases, closes):
                 for lease in leases:
                     self.ledger.free(lease)
@@ -127,6 +129,10 @@ class Cache:
             case Drain():
                 self._draining = True
                 self.tiers.drain()
+            case Exported() | Unmade() | Written() | Loaded() | Cleared() | Speeds() | Name() | Unname() | Suspend():
+                self.tiers.receive(message)
+            case Offered() | Declined() | Lend() | Unlend():
+                self.tiers.receive(message)
             case _:
                 raise TypeError(f"cache got {message!r}")
 
@@ -189,11 +195,13 @@ class Cache:
             self.send("scheduler", Refused(acquire.grant, "too_large", text))
             return None
         match = self.tree.match(acquire.salt, acquire.tokens, acquire.limit)
-        below = self.tiers.copy_for(parked, match.node.end)
+        below = self.tiers.copy_for(parked, match.node)
         if below is not None and not self.tiers.is_ready(below):
             return Wait.COPY
         if self.together.waits(parked, below.end if below is not None else match.node.end):
             return Wait.TOGETHER
+        if self.tiers.waits_for_peer(parked, match.node, below):
+            return Wait.PEER
         had_state = match.node.state is not None
         if self._grant(parked, match, below, need):
             return None
@@ -217,6 +225,8 @@ class Cache:
         acquire, node = parked.acquire, match.node
         table = self.tree.page_table(node)
         whole = node.end // self.pages.size if table else 0
+        if below is not None and self.tiers.first_page(below) > whole:
+            return False  # the copy has no KV of some pages that the path has lost
         # If the match ends inside a page, the grant needs its own copy of the page. A copy from below the pool has one.
         copy_source = table[whole] if whole < len(table) and below is None else None
         shared = table[:whole] if copy_source is None else table[: whole + 1]
@@ -259,7 +269,7 @@ class Cache:
         self.counters["prefix_cache_queries"] += length
         self.counters["prefix_cache_hits"] += position
         whole = account.node.end // self.pages.size
-        origin = account.origin(moved, parked.read)
+        origin = account.origin(moved, parked.origin)
         missed = parked.miss_reason or match.miss_reason if account.fill is None else ""
         self.counters[f"granted_from:{origin}"] += 1
         if acquire.session:

@@ -11,21 +11,39 @@ from baton.actors.cache.waiting import Parked
 from baton.actors.lease import Lease, Ledger
 from baton.actors.messages import (
     Cleared,
+    Declined,
     Exported,
     Flushed,
     Kept,
+    Lend,
     Loaded,
     Name,
+    Offered,
     Speeds,
     Suspend,
     Suspended,
+    Unlend,
     Unmade,
     Unname,
     Written,
 )
 from baton.actors.requests import Origin
 
-TierMessage: TypeAlias = Exported | Unmade | Written | Loaded | Cleared | Speeds | Name | Unname | Suspend
+TierMessage: TypeAlias = (
+    Exported
+    | Unmade
+    | Written
+    | Loaded
+    | Cleared
+    | Speeds
+    | Name
+    | Unname
+    | Suspend
+    | Offered
+    | Declined
+    | Lend
+    | Unlend
+)
 
 
 class Tiers(Protocol):
@@ -86,8 +104,11 @@ class Tiers(Protocol):
 
     # Up
 
-    def copy_for(self, parked: Parked, position: int) -> LowerCopy | None:
-        """Return a copy deeper than `position` to resume from, or None; lend it to `parked`, and begin to load it."""
+    def copy_for(self, parked: Parked, match: Node[Lease]) -> LowerCopy | None:
+        """Return a copy deeper than the match to resume from, or None; lend it to `parked`, and begin to load it."""
+
+    def waits_for_peer(self, parked: Parked, match: Node[Lease], copy: LowerCopy | None) -> bool:
+        """Return whether a peer will have a state deeper than match and copy, sooner than it could be computed here."""
 
     def release(self, parked: Parked) -> None:
         """End the loan that `copy_for` gave to a parked Acquire: the Acquire was answered or cancelled."""
@@ -97,6 +118,9 @@ class Tiers(Protocol):
 
     def key(self, copy: LowerCopy) -> int:
         """Return the key under which forward finds this copy."""
+
+    def first_page(self, copy: LowerCopy) -> int:
+        """Return the first page whose KV the copy has: a grant that uses it must have the pages before it already."""
 
     def lend(self, copy: LowerCopy) -> None:
         """Lend a copy to a grant whose slot is filled from it."""
@@ -178,8 +202,11 @@ class NoTiers:
     def finish_flush(self, ticket: int) -> None:
         self._send("api", Flushed(ticket))
 
-    def copy_for(self, parked: Parked, position: int) -> LowerCopy | None:
+    def copy_for(self, parked: Parked, match: Node[Lease]) -> LowerCopy | None:
         return None
+
+    def waits_for_peer(self, parked: Parked, match: Node[Lease], copy: LowerCopy | None) -> bool:
+        return False
 
     def release(self, parked: Parked) -> None:
         pass
@@ -188,6 +215,9 @@ class NoTiers:
         raise AssertionError("there are no copies")
 
     def key(self, copy: LowerCopy) -> int:
+        raise AssertionError("there are no copies")
+
+    def first_page(self, copy: LowerCopy) -> int:
         raise AssertionError("there are no copies")
 
     def lend(self, copy: LowerCopy) -> None:

@@ -5,7 +5,7 @@ from enum import Enum, auto
 
 from baton.actors.cache.radix import LowerCopy
 from baton.actors.messages import Acquire
-from baton.actors.requests import MissReason
+from baton.actors.requests import MissReason, Origin
 
 
 class Wait(Enum):
@@ -14,6 +14,7 @@ class Wait(Enum):
     ALLOCATION = auto()  # a slot, or pages
     COPY = auto()  # a copy to resume from, which is on its way to host memory
     TOGETHER = auto()  # a state that another grant is computing
+    PEER = auto()  # a state that a peer has or is computing
 
 
 @dataclass(eq=False, slots=True)
@@ -22,8 +23,8 @@ class Parked:
 
     acquire: Acquire
     awaits: LowerCopy | None = None  # the copy below the pool to resume from, lent to this Acquire
-    read: bool = False  # whether the copy in `awaits` had to be read from disk
-    miss_reason: MissReason = ""  # "damaged" if the file of the awaited copy cannot be read
+    origin: Origin = "host"  # where the copy in `awaits` was before it was in host memory
+    miss_reason: MissReason = ""  # why a copy that this Acquire waited for did not come
     overtaken: int = 0  # how many later Acquires, which need less, were granted before this one
     leader: int | None = None  # id of the open grant that computes the state for which this Acquire waits
     waits_at: int = 0  # the position at which this Acquire waits for its leader's state

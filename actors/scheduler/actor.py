@@ -344,6 +344,7 @@ class Scheduler:
                 request.checkpoints,
                 request.keep,
                 record.overtaken,
+                request.hint,
             ),
         )
 

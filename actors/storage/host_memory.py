@@ -17,7 +17,8 @@ class HostState:
 
     position: int
     state: Tensor  # uint8 [bytes of a slot], as in the pool
-    blocks: Tensor  # uint8 [pages, bytes of a page], as in the pool
+    blocks: Tensor  # uint8 [pages, bytes of a page], as in the pool, from `first_page` on
+    first_page: int = 0
 
 
 class HostStates:
@@ -35,11 +36,14 @@ class HostStates:
         """
         self._pools, self._buffer, self._layout = pools, buffer, KvLayout.of(pools)
 
-    def room(self, position: int) -> HostState:
-        """Return an uninitialised copy for a state at `position`. Raise RuntimeError if it cannot be allocated."""
-        count, width = self._pools.pages_for(position), self._pools.blocks.shape[1]
+    def room(self, position: int, first_page: int = 0) -> HostState:
+        """Return an uninitialised copy for a state at `position`. Raise RuntimeError if it cannot be allocated.
+
+        first_page: the copy is to have no KV of the pages before this one
+        """
+        count, width = self._pools.pages_for(position) - first_page, self._pools.blocks.shape[1]
         blocks = self._buffer(count * width).view(count, width)
-        return HostState(position, self._buffer(self._pools.slots.shape[1]), blocks)
+        return HostState(position, self._buffer(self._pools.slots.shape[1]), blocks, first_page)
 
     def kv_of(self, copy: HostState) -> list[Tensor]:
         """Return a copy's KV by token, independent of the page size: a tensor [position, ...] for each page tensor."""

@@ -8,7 +8,7 @@ from baton.actors.cache.actor import Cache
 from baton.actors.cache.below.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.radix import Node, RadixTree, root_of, tokens_to
 from baton.actors.cache.worth.by_age import ByAge
-from baton.actors.messages import Kept, SaveFromReq, Suspended
+from baton.actors.messages import Kept, Lend, SaveFromReq, Suspended
 from baton.actors.requests import Tier
 from baton.actors.tokens import Tokens, unpack
 from tests.simulation.disk import check_copy
@@ -73,7 +73,7 @@ class SessionChecks:
         """
         if not self._enabled:
             return
-        waiting = {command.session for command in self._cache.tiers.commands}
+        waiting = {command.session for command in self._cache.tiers.commands if not isinstance(command, Lend)}
         for session in self._client.sessions.open.values():
             if session.name not in waiting and not self._cache.tiers.is_busy(session.name):
                 self._check_last_report(session)
@@ -130,9 +130,10 @@ class SessionChecks:
         return stored is not None and copy_of(stored).host is Presence.COMING
 
     def _check_loans(self) -> None:
-        """Check that each copy is lent exactly once to each request that waits for it or is filled from it."""
+        """Check that each copy is lent exactly once to each request that waits for it or is filled from it, and to peers."""
         lent: Counter[Node[StateCopy]] = Counter()
         lent.update(account.fill for account in self._cache.accounts.values() if account.fill is not None)
+        lent.update(self._cache.tiers.lending.nodes())
         lent.update(parked.awaits for parked in self._cache.waiting.in_order() if parked.awaits is not None)
         for node in (*self._store.tree.states, *self._store.leaving):
             assert copy_of(node).loans == lent.pop(node, 0), f"the loans of {node.id} are not its requests'"
@@ -188,6 +189,8 @@ class SessionChecks:
             )
             if there is not None:
                 check_copy(there, tokens_to(node), self._device)
+                size = self._device.page_size if self._device.entries else 0
+                assert there.first == copy.first_page * size, f"copy {copy.key} begins at {there.first}"
         if copy.in_file and copy.host is not Presence.COMING:
             assert name_of(node) in self._disk.stored, f"the file of {unpack(tokens_to(node))} is not there"
 

@@ -25,7 +25,7 @@ from baton.actors.messages import (
     Submit,
     Suspended,
 )
-from baton.actors.requests import Output, PauseMode, Request, Sampling, Stops, TokenLogprob, resubmission
+from baton.actors.requests import Output, PauseMode, PeerHint, Request, Sampling, Stops, TokenLogprob, resubmission
 from baton.actors.tokens import pack, unpack
 from baton.models.text.detokenizer import Detokenizer
 from tests.simulation.hash_device import ANY, oracle
@@ -66,6 +66,7 @@ class Exchange:
     left: bool = False  # given up by the client
     late: bool = False  # submitted after the shutdown began
     resubmitted: bool = False  # submitted again after a restart
+    on_end: Callable[[str], None] = lambda reason: None  # called with the reason when the request has ended
 
     @property
     def has_enough(self) -> bool:
@@ -170,6 +171,18 @@ class Client:
         self._send("scheduler", Submit(request))
         if ask.leave is not None and ask.leave.tokens is None:
             self._call_later(ask.leave.after, exchange)
+        return exchange
+
+    def compute(
+        self, name: str, prompt: list[int], salt: str, hint: PeerHint, session: str, on_end: Callable[[str], None]
+    ) -> Exchange:
+        """Submit a request for a peer: it draws one token, so that its state ends with the prompt."""
+        ask = Ask(name, 0.0, (), 1, leave=Leave("aborted", 0.0, 10_000))
+        request, right = self._request(name, prompt, salt, ask, session)
+        exchange = Exchange(replace(request, hint=hint), right, ask.leave, late=self.draining, on_end=on_end)
+        self.exchanges.append(exchange)
+        self._open[name] = exchange
+        self._send("scheduler", Submit(exchange.request))
         return exchange
 
     def give_up(self, exchange: Exchange) -> None:
@@ -293,6 +306,7 @@ class Client:
         self.counters[f"constrained {reason}"] += exchange.grammar is not None
         if exchange.session is not None:
             self.sessions.turn_ended(exchange.session, exchange)
+        exchange.on_end(reason)
 
     def _resubmit(self) -> None:
         """Submit the open requests again after a restart, with their output so far. Repeat open pauses and a drain."""

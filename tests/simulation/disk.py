@@ -125,6 +125,7 @@ class SimulatedDisk:
         if call.key not in self._device.vault:
             raise DeviceError(f"there is no copy {call.key} to be written")
         copy = self._device.vault[call.key]
+        assert not copy.first, f"copy {call.key}, which lacks its first entries, is written to a file"
         check_copy(copy, call.tokens, self._device)
         if self._writes in self.bad_writes:
             self.counters["failed write"] += 1
@@ -172,11 +173,11 @@ class SimulatedDisk:
 
 
 def check_copy(copy: Copy, tokens: Tokens, device: HashDevice) -> None:
-    """Check that a copy holds the state after exactly these tokens, and the KV entries of these tokens."""
+    """Check that a copy holds the state after exactly these tokens, and the KV entries of the tokens from its first on."""
     state, entries = 0, []
     for position, token in enumerate(unpack(tokens)):
         state = next_state(state, token, position)
         entries.append(state)
-    right = Copy(state, tuple(entries) if device.entries else (), len(entries))
+    right = Copy(state, tuple(entries[copy.first :]) if device.entries else (), len(entries), copy.first)
     assert copy == right, f"the copy of {unpack(tokens)} is {copy}, right is {right}"
     assert GARBAGE not in (copy.state, *copy.entries)

@@ -26,6 +26,7 @@ from baton.actors.messages import (
     Message,
     Passed,
     Paused,
+    PeerReport,
     Ran,
     Requeue,
     Restarted,
@@ -38,6 +39,7 @@ from baton.actors.messages import (
     Transferred,
 )
 from baton.actors.runtime.transport import arrive, depart, leases_in
+from baton.actors.storage.peers import NoPeers, Peers
 from tests.simulation.checks import check_end, check_leases, check_paused, check_rows, check_shares, check_turns
 from tests.simulation.client import Client
 from tests.simulation.disk import SimulatedDisk
@@ -103,8 +105,19 @@ class Simulation:
         self._engines = [engine for engine in (self.device, self.device.copies, self.disk) if engine is not None]
         self.disk.bad_writes = self._files_of(BadWrite)
         self.disk.damaged_files = self._files_of(DamagedFile)
+        self.peers: Peers = NoPeers()
+        self.waits_outside = False  # whether something outside of this simulation may still move
         self.client = Client(scenario, self.sender("api"), lambda after, what: self._at(self.now + after, what))
         self.unit = Unit(self)
+
+    @property
+    def can_move(self) -> bool:
+        """Whether a turn would do something other than the next step of the shutdown."""
+        return bool(self._ready or self._timers or any(engine.due is not None for engine in self._engines))
+
+    def turn(self) -> bool:
+        """Take a turn; return False when nothing is left to do, the shutdown included."""
+        return self._turn()
 
     def run(self) -> None:
         """Run until every request is answered and the ring is drained.
@@ -119,9 +132,13 @@ class Simulation:
                 raise AssertionError(f"no end after {self.most_turns} turns, {self.client.open} are open")
             check_end(self)
         finally:
-            self.unit.ledger.close()
-            self.counters += self.unit.counters + self.client.counters
-            self.counters += self.client.sessions.counters + self.disk.counters + self.device.calls.struck
+            self.finish()
+
+    def finish(self) -> None:
+        """Close the ledger, and add up the counters."""
+        self.unit.ledger.close()
+        self.counters += self.unit.counters + self.client.counters
+        self.counters += self.client.sessions.counters + self.disk.counters + self.device.calls.struck
 
     # Time
 
@@ -160,9 +177,10 @@ class Simulation:
         times = [engine.due for engine in self._engines if engine.due is not None]
         assert times or not self.client.pausing, f"nothing moves, and the pauses {self.client.pausing} are not answered"
         times += [self._timers[0][0]] if self._timers else []
-        self.unit.session_checks.check_quiet(moving=bool(times))
+        self.unit.session_checks.check_quiet(moving=bool(times) or self.waits_outside)
         if times:
             self.now = max(self.now, min(times))
+        if times or self.waits_outside:
             return True
         assert not self.client.open, f"nothing moves, and {self.client.open} are open"
         return self.client.wind_down()
@@ -379,6 +397,14 @@ class Simulation:
         if (actor, where, at) in self._crashes:
             self.counters[f"crash {actor}"] += 1
             raise InjectedCrash(actor)
+
+    def from_peers(self, report: PeerReport) -> None:
+        """Send a report of the peers to the cache."""
+        self._send("peers", "cache", report)
+
+    def restart(self, cause: str) -> None:
+        """Replace the four actors, for this cause."""
+        self._restart(cause)
 
     def _restart(self, actor: str) -> None:
         """Replace the four actors as the relay does.

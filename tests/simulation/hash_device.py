@@ -62,6 +62,7 @@ class Copy:
     state: int
     entries: tuple[int, ...]
     position: int
+    first: int = 0  # the position of the first entry; the copy has no earlier ones
 
 
 class Row:
@@ -285,10 +286,14 @@ class HashDevice:
     def _fill(self, key: int, slot: int, pages: list[int], first: int) -> None:
         copy, size = self._copy_of(key), self.page_size
         self._write(slot, copy.state)
+        if first * size < copy.first:
+            raise DeviceError(
+                f"copy {key} has no entries before {copy.first}, and the grant needs those from {first * size}"
+            )
         if copy.entries and (first + len(pages)) * size < copy.position:
             raise DeviceError(f"copy {key} at {copy.position} does not fit into {pages} from page {first} on")
-        for at in range(first * size, len(copy.entries)):
-            self._append(pages[at // size - first] * size + at % size, copy.entries[at])
+        for at in range(first * size, copy.first + len(copy.entries)):
+            self._append(pages[at // size - first] * size + at % size, copy.entries[at - copy.first])
 
     def _drop(self, key: int) -> None:
         self.dropping.remove(key)

@@ -179,6 +179,7 @@ class Scenario:
     flows: int = 1  # the number of flows; 0: each request is a flow of its own
     policy: Policy = "worth"  # the cache's eviction policy
     worth_waiting: int = 64  # no Acquire waits for a state this shallow
+    worth_asking: int = 64  # no peer is asked for a state that saves this few tokens
     speeds: Speeds = UNKNOWN  # the speeds that the device reports
     file_byte: float = 0.0  # seconds that the disk reports for reading one byte
     copy_time: float | None = None

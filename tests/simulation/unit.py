@@ -100,7 +100,8 @@ class StingyCache(Cache):
         for parked in ready[:MAX_BLOCKED]:
             need = self.pages.cover(len(parked.acquire.tokens) // WIDTH + 1) + len(self.accounts)
             room = self.ledger.counts[Place.FREE] and self.pages.free >= need
-            assert not room or parked.awaits, f"grant {parked.acquire.grant} waits, and there is room for it"
+            waits = parked.awaits or self.tiers.imports.is_asking(parked)
+            assert not room or waits, f"grant {parked.acquire.grant} waits, and there is room for it"
             if parked.overtaken >= MAX_OVERTAKING:
                 return
 
@@ -140,8 +141,10 @@ class Unit:
             scenario.policy,
             limits=scenario.tiers,
             disk=simulation.disk,
+            peers=simulation.peers,
             max_tree_tokens=scenario.max_tree_tokens,
             worth_waiting=scenario.worth_waiting,
+            worth_asking=scenario.worth_asking,
             kind=StingyCache,
         )
         self.cache.receive(scenario.speeds)

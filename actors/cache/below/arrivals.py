@@ -5,6 +5,7 @@ from baton.actors.cache.below.ranking import Ranking
 from baton.actors.cache.below.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.radix import Node
 from baton.actors.cache.waiting import Parked
+from baton.actors.requests import MissReason
 
 
 class Arrivals:
@@ -14,14 +15,16 @@ class Arrivals:
         self._store, self._ranking = store, ranking
         self._parked: dict[int, Parked] = {}  # Acquires to which a copy is lent, by grant
 
-    def copy_for(self, parked: Parked, position: int) -> Node[StateCopy] | None:
+    def copy_for(self, parked: Parked, position: int, pages: int) -> Node[StateCopy] | None:
         """Return a copy deeper than `position` to resume from, or None; lend it to `parked`, and begin to load it.
+
+        pages: how many leading pages of KV the grant would have without the copy
 
         The copy of the request's own session is always used. Another copy is used only if restoring it is faster than
         computing its tokens.
         """
         acquire, store = parked.acquire, self._store
-        node = store.match(acquire.salt, acquire.tokens, acquire.limit)
+        node = store.match(acquire.salt, acquire.tokens, acquire.limit, pages)
         awaited: Node[StateCopy] | None = parked.awaits
         is_lent = node is not None and node is awaited and copy_of(node).host is not Presence.ABSENT
         if node is not None and is_lent and node.end > position:
@@ -29,14 +32,19 @@ class Arrivals:
         if node is None or node.end <= position or not self._pays(parked, node, position) or not store.load(node):
             self.release(parked)
             # If the copy was forgotten when its loan ended, look for the next copy.
-            return self.copy_for(parked, position) if node is not None and node.state is None else None
+            return self.copy_for(parked, position, pages) if node is not None and node.state is None else None
         if awaited is not node:
-            self.release(parked)
-            store.lend(node)
-            parked.awaits = node
-            self._parked[acquire.grant] = parked
-        parked.read |= copy_of(node).host is Presence.COMING and copy_of(node).in_file
+            self.wait_for(node, parked)
+        if copy_of(node).host is Presence.COMING and copy_of(node).in_file:
+            parked.origin = "disk"
         return node
+
+    def wait_for(self, node: Node[StateCopy], parked: Parked) -> None:
+        """Lend a copy to a parked Acquire, which is to resume from it."""
+        self.release(parked)
+        self._store.lend(node)
+        parked.awaits, parked.origin = node, "host"
+        self._parked[parked.acquire.grant] = parked
 
     def _pays(self, parked: Parked, node: Node[StateCopy], position: int) -> bool:
         is_lent: bool = node is parked.awaits
@@ -44,11 +52,11 @@ class Arrivals:
             return True
         return self._ranking.is_to_bring(node, position, in_host=copy_of(node).host is not Presence.ABSENT)
 
-    def loaded(self, node: Node[StateCopy], error: str) -> None:
-        """Note that a file was read. If that failed, the Acquires that wait for it compute, and report "damaged"."""
+    def loaded(self, node: Node[StateCopy], error: str, reason: MissReason = "damaged") -> None:
+        """Note that a copy was read. If that failed, the Acquires that wait for it compute, and report the reason."""
         for parked in self._parked.values():
             if error and parked.awaits is node:
-                parked.awaits, parked.miss_reason = None, "damaged"
+                parked.awaits, parked.miss_reason = None, reason
 
     def release(self, parked: Parked) -> None:
         """End the loan of a copy to this Acquire, if there is one."""

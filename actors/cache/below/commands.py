@@ -1,13 +1,13 @@
-"""Commands about sessions. A command that cannot proceed waits for an event, and is tried again after it."""
+"""Commands about sessions and loans to peers. A command that cannot proceed waits for an event."""
 
 from collections.abc import Callable, Hashable, Iterator
 from enum import Enum, auto
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
-from baton.actors.messages import Name, Suspend, Unname
+from baton.actors.messages import Lend, Name, Suspend, Unname
 
-Command = Name | Unname | Suspend
+Command = Name | Unname | Suspend | Lend
 Entry = tuple[int, Command]  # the command's number in order of arrival, and the command
 
 
@@ -18,7 +18,7 @@ class Awaited(Enum):
 
 
 class Commands:
-    """The queue of Name, Unname and Suspend: carried out in order of arrival, except for commands that have to wait.
+    """The queue of commands: carried out in order of arrival, except for commands that have to wait.
 
     A command waits under a key: the id of a session with an open turn, a node whose state or copy is lent or being
     copied, or Awaited.ROOM. When that has ended, `wake` is called with the key. So only commands that may succeed are
@@ -55,6 +55,18 @@ class Commands:
     def take(self, key: Hashable) -> list[Command]:
         """Remove and return the commands that wait under this key."""
         return [command for _, command in self._take(key)]
+
+    def withdraw(self, command: Command) -> None:
+        """Remove a command that waits."""
+        for key, entries in list(self._waiting.items()):
+            kept = [entry for entry in entries if entry[1] is not command]
+            if len(kept) < len(entries):
+                heapify(kept)
+                self._waiting[key] = kept
+                if not kept:
+                    del self._waiting[key]
+        self._ready = [entry for entry in self._ready if entry[1] is not command]
+        heapify(self._ready)
 
     def act(self) -> None:
         """Try the commands that are ready."""

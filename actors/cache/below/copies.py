@@ -86,9 +86,14 @@ class CopyStore:
 
     # Finding
 
-    def match(self, salt: str, tokens: Tokens, limit: int) -> Node[StateCopy] | None:
-        """Return the deepest copy at or before `limit` on the path of `tokens`; None if there is none or it is lost."""
+    def match(self, salt: str, tokens: Tokens, limit: int, pages: int = 0) -> Node[StateCopy] | None:
+        """Return the deepest copy at or before `limit` on the path of `tokens`; None if there is none or it is lost.
+
+        pages: copies without the KV of so many leading pages can be used too
+        """
         node = self.tree.deepest(salt, tokens, limit)
+        while node is not None and (node.state is None or copy_of(node).first_page > pages):
+            node = node.parent
         return node if node is not None and not copy_of(node).lost else None
 
     def find(self, salt: str, tokens: Tokens) -> Node[StateCopy] | None:
@@ -105,9 +110,7 @@ class CopyStore:
             or is worth more.
         """
         end = count(tokens)
-        copy, deepest = self._new(end), self.tree.deepest(salt, tokens, end)
-        # A copy that failed but is still lent or being written occupies its node until the loan or write ends.
-        is_taken = deepest is not None and deepest.end == end
+        deepest = self.tree.deepest(salt, tokens, end)
         above = deepest.end if deepest is not None else 0
 
         def may_go(other: Node[StateCopy]) -> bool:
@@ -116,11 +119,30 @@ class CopyStore:
             age = self._ranking.age(of)
             return not other.sessions and self._queues.in_host_only.admits(of.kind, above, end, other, age)
 
+        place = self._reserve(salt, tokens, self._new(end), may_go)
+        if place is not None and of is not None:
+            self.follow(place[0], of)
+        return place
+
+    def reserve_import(self, salt: str, tokens: Tokens, first_page: int) -> tuple[Node[StateCopy], int] | None:
+        """Reserve host memory for a copy that comes from a peer; return its node and key, or None if it does not fit.
+
+        The new copy displaces no copy that has a session's name. A copy without the KV of its first pages serves only
+        the Acquires that already wait for it: it is never written to a file, and dropped when its loans have ended.
+        """
+        copy = self._new(count(tokens), first_page)
+        copy.usable, copy.unwritable = first_page == 0, first_page > 0
+        return self._reserve(salt, tokens, copy, lambda other: not other.sessions)
+
+    def _reserve(
+        self, salt: str, tokens: Tokens, copy: StateCopy, may_go: Callable[[Node[StateCopy]], bool]
+    ) -> tuple[Node[StateCopy], int] | None:
+        end, deepest = count(tokens), self.tree.deepest(salt, tokens, count(tokens))
+        # A copy that failed but is still lent or being written occupies its node until the loan or write ends.
+        is_taken = deepest is not None and deepest.end == end
         if is_taken or not self._make_host_room(copy.size, may_go):
             return None
         node = self._add(salt, tokens, copy)
-        if of is not None:
-            self.follow(node, of)
         self._come(node)
         return node, copy.key
 
@@ -177,16 +199,16 @@ class CopyStore:
         return True
 
     def loaded(self, key: int, error: str) -> Node[StateCopy]:
-        """Note that a file was read, or forget its copy if the file is damaged; return the copy's node."""
+        """Note that a file or a peer's copy was read, or forget the copy if that failed; return the copy's node."""
         node = self._coming.pop(key)
         copy = copy_of(node)
         if not error:
             copy.host = Presence.PRESENT
             self._changed(node)
         else:
-            self.counters["damaged_files"] += 1
             self._no_longer_in_host(node)
             if copy.in_file:
+                self.counters["damaged_files"] += 1
                 self._leave_disk(node)
             self._forget(node)
         self._end_of(node)
@@ -404,8 +426,9 @@ class CopyStore:
         self.disk_bytes += size
         self._queues.sort(self._add(salt, tokens, copy))
 
-    def _new(self, position: int) -> StateCopy:
-        return StateCopy(0, self.limits.memory_bytes(position), self.limits.file_bytes(position))
+    def _new(self, position: int, first_page: int = 0) -> StateCopy:
+        limits = self.limits
+        return StateCopy(0, limits.memory_bytes(position, first_page), limits.file_bytes(position), first_page)
 
     def _add(self, salt: str, tokens: Tokens, copy: StateCopy) -> Node[StateCopy]:
         root = self.tree.match(salt, b"", 0).node

@@ -7,6 +7,8 @@ from baton.actors.actor import Send
 from baton.actors.cache.below.arrivals import Arrivals
 from baton.actors.cache.below.commands import Awaited, Command, Commands
 from baton.actors.cache.below.copies import CopyStore
+from baton.actors.cache.below.imports import Imports
+from baton.actors.cache.below.lending import Lending
 from baton.actors.cache.below.limits import TierLimits
 from baton.actors.cache.below.names import Names
 from baton.actors.cache.below.ranking import Ranking
@@ -18,20 +20,25 @@ from baton.actors.cache.waiting import Parked
 from baton.actors.lease import Lease, Ledger, Place
 from baton.actors.messages import (
     Cleared,
+    Declined,
     Export,
     Exported,
     Flushed,
+    Lend,
     Loaded,
     Name,
+    Offered,
     Speeds,
     Suspend,
     Suspended,
+    Unlend,
     Unmade,
     Unname,
     Written,
 )
 from baton.actors.requests import Origin, Tier
 from baton.actors.storage.disk import Disk
+from baton.actors.storage.peers import Peers
 from baton.actors.tokens import count
 
 # The ticket of a Suspend that the cache itself issues while it drains. Such a Suspend gets no answer.
@@ -64,6 +71,8 @@ class HostAndDisk:
         ranking: Ranking,
         limits: TierLimits,
         disk: Disk | None,
+        peers: Peers,
+        worth_asking: int,
     ) -> None:
         self._counters: Counter[str] = Counter()
         self.slot_reserve = max(1, min(MOST_RESERVED, len(ledger.entries) // SLOTS_PER_RESERVED))
@@ -80,13 +89,16 @@ class HostAndDisk:
             limits, disk, send, self.names.changed_in_store, self.names.lost_in_store, self._settled_below, ranking
         )
         self._arrivals = Arrivals(self.store, ranking)
+        self.imports = Imports(peers, self.store, ranking, self._arrivals, worth_asking)
+        self.lending = Lending(peers, self.store)
         # The state for whose copy `keep_slots_free` found no host memory, and the clock's value then. The state is not
         # tried again until the clock has advanced.
         self._refused: tuple[Node[Lease], int] | None = None
+        self._draining = False
 
     @property
     def counters(self) -> Counter[str]:
-        return self._counters + self.store.counters
+        return self._counters + self.store.counters + self.imports.counters + self.lending.counters
 
     @property
     def exporting(self) -> bool:
@@ -119,6 +131,16 @@ class HostAndDisk:
                 self.ranking.prices.measured(message)
             case Name() | Unname() | Suspend():
                 self.commands.add(message)
+            case Lend():
+                self.lending.ask(message)
+                self.commands.add(message)
+            case Unlend(ticket):
+                if (lend := self.lending.end(ticket)) is not None:
+                    self.commands.withdraw(lend)
+            case Offered():
+                self.imports.offered(message)
+            case Declined():
+                self.imports.declined(message)
 
     def act(self) -> None:
         """Carry out commands that can proceed, evict named states beyond `session_slots`, and write files ahead."""
@@ -144,7 +166,7 @@ class HostAndDisk:
 
     def drain(self) -> None:
         """Begin to write every session's state to its file, and drop the copies without a session's name."""
-        self.ranking.unnamed = False
+        self._draining, self.ranking.unnamed = True, False
         self.store.release_unnamed()
         if self.store.has_disk:
             for session in self.names.opened:
@@ -239,10 +261,19 @@ class HostAndDisk:
 
     # Up
 
-    def copy_for(self, parked: Parked, position: int) -> Node[StateCopy] | None:
-        return self._arrivals.copy_for(parked, position)
+    def copy_for(self, parked: Parked, match: Node[Lease]) -> Node[StateCopy] | None:
+        return self._arrivals.copy_for(parked, match.end, self._whole_pages(match))
+
+    def waits_for_peer(self, parked: Parked, match: Node[Lease], copy: Node[StateCopy] | None) -> bool:
+        position = copy.end if copy is not None else match.end
+        return self.imports.waits(parked, position, self._whole_pages(match))
+
+    def _whole_pages(self, node: Node[Lease]) -> int:
+        """Return how many leading pages of KV a grant gets that resumes from this node of the pool's tree."""
+        return node.end // self._pages.size if self._tree.page_table(node) else 0
 
     def release(self, parked: Parked) -> None:
+        self.imports.release(parked)
         self._arrivals.release(parked)
 
     def is_ready(self, copy: Node[StateCopy]) -> bool:
@@ -250,6 +281,9 @@ class HostAndDisk:
 
     def key(self, copy: Node[StateCopy]) -> int:
         return copy_of(copy).key
+
+    def first_page(self, copy: Node[StateCopy]) -> int:
+        return copy_of(copy).first_page
 
     def lend(self, copy: Node[StateCopy]) -> None:
         self.store.lend(copy)
@@ -262,8 +296,12 @@ class HostAndDisk:
         self.commands.wake(node)
 
     def _loaded(self, message: Loaded) -> None:
-        """Note that a file was read, and how long that took; or that the file is damaged."""
+        """Note that a file or a peer's copy was read, or that this failed."""
         node = self.store.loaded(message.key, message.error)
+        if self.imports.loaded(message, node):
+            if self._draining and not node.sessions:
+                self.store.release(node)
+            return
         if message.seconds and not message.error:
             self.ranking.prices.measured_file(self.store.limits.file_bytes(node.end), message.seconds)
         self._arrivals.loaded(node, message.error)
@@ -323,6 +361,8 @@ class HostAndDisk:
                 self.names.close(session)
             case Suspend():
                 return self._suspend(command)
+            case Lend():
+                return self._lend(command)
         return None
 
     def _name(self, name: Name) -> None:
@@ -365,6 +405,35 @@ class HostAndDisk:
             return stored
         self.store.drop_host(stored)
         return self._answer(suspend, "disk", stored.end)
+
+    def _lend(self, lend: Lend) -> Hashable | None:
+        """Lend a copy of the deepest state on the path of the command's tokens; move the state to host memory first.
+
+        Return the key to wait under if the next move is not possible yet; `_lend` is called again afterwards.
+        """
+        if self._draining:
+            self.lending.refuse(lend, "draining")
+            return None
+        end = count(lend.tokens)
+        pool = self._tree.deepest(lend.salt, lend.tokens, end)
+        stored = self.store.match(lend.salt, lend.tokens, end)
+        has_room = True
+        if pool is not None and pool.end >= lend.least and (stored is None or stored.end < pool.end):
+            if self._ledger.loans(_state(pool)):
+                return pool
+            has_room = self.demote(pool, may_lose=False)
+            stored = self.store.match(lend.salt, lend.tokens, end) if has_room else None
+        elif stored is not None and stored.end >= lend.least and copy_of(stored).host is Presence.ABSENT:
+            has_room = self.store.load(stored)
+        if not has_room and self._under_way:
+            return Awaited.ROOM
+        if has_room and stored is not None and copy_of(stored).host is Presence.COMING:
+            return stored
+        if not has_room or stored is None or stored.end < lend.least:
+            self.lending.refuse(lend, "no such state" if has_room else "no room in host memory")
+        else:
+            self.lending.lend(lend, stored)
+        return None
 
     def _answer(self, suspend: Suspend, tier: Tier, position: int) -> Hashable | None:
         """Answer a Suspend; return None, because the command has nothing left to wait for."""

@@ -26,9 +26,9 @@ class TierLimits:
         """Return the bytes of a state at `position` together with the KV of its tokens."""
         return self.state_bytes + self.token_bytes * position
 
-    def memory_bytes(self, position: int) -> int:
-        """Return the bytes of host memory that a copy of a state at `position` takes."""
-        tokens = -(-position // self.page_size) * self.page_size
+    def memory_bytes(self, position: int, first_page: int = 0) -> int:
+        """Return the bytes of host memory that a copy of a state at `position` takes, with KV from `first_page` on."""
+        tokens = (-(-position // self.page_size) - first_page) * self.page_size
         parts = self.state_bytes, self.token_bytes * tokens
         return sum(map(_power_of_two, parts)) if self.pinned else sum(parts)
 

@@ -30,7 +30,7 @@ class Prices:
 
     def is_quicker(self, position: int, start: int, in_host: bool) -> bool:
         """Return whether restoring a copy at `position` is faster than computing the tokens [start, position)."""
-        return not self._speeds.operation or self._bringing(position, in_host) < self._computing(start, position)
+        return not self._speeds.operation or self._bringing(position, in_host) < self.computing(start, position)
 
     def pays(self, chance: float, position: int, start: int, in_host: bool = True) -> bool:
         """Return whether a copy is expected to save more time than it takes to make.
@@ -43,9 +43,10 @@ class Prices:
         moving = self._bringing(position, in_host)
         if in_host and self._limits.memory_bytes(position) > self._limits.host_bytes:
             return False
-        return chance * (self._computing(start, position) - moving) > moving
+        return chance * (self.computing(start, position) - moving) > moving
 
-    def _computing(self, start: int, end: int) -> float:
+    def computing(self, start: int, end: int) -> float:
+        """Return the seconds in which the device computes the tokens [start, end); 0 if its speed is unknown."""
         return self._costs.saved(start, end) * self._speeds.operation
 
     def _bringing(self, position: int, in_host: bool) -> float:

@@ -45,6 +45,10 @@ class Ranking:
         """Return whether a copy is restored for a request that could instead compute its tokens from `start`."""
         return self.prices.is_quicker(node.end, start, in_host)
 
+    def seconds_to_compute(self, start: int, end: int) -> float:
+        """Return how long computing the tokens [start, end) takes; 0 if the device's speed is unknown."""
+        return self.prices.computing(start, end)
+
     def age(self, node: Node[Any]) -> int:
         return self.clock.uses - node.used
 

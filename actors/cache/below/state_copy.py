@@ -24,6 +24,7 @@ class StateCopy:
     key: int  # the number under which forward and the disk's thread find the copy in host memory
     size: int  # bytes that the copy takes in host memory
     file_size: int  # bytes that the copy takes on disk
+    first_page: int = 0  # the copy has no KV of the pages before this one, so only a grant that has them can use it
     host: Presence = Presence.ABSENT
     disk: Presence = Presence.ABSENT
     loans: int = 0  # number of Acquires that wait for this copy, and of grants whose slot is filled from it

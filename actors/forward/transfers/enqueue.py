@@ -58,7 +58,7 @@ class Transfers:
     def fill(self, grant: int, key: int, slot: int, pages: Sequence[int], first_page: int) -> Pending[Transferred]:
         """Enqueue a copy from host memory: see Device."""
         copy = self._host.get(key)
-        blocks = copy.blocks[first_page:]
+        blocks = copy.blocks[first_page - copy.first_page :]
 
         def enqueue() -> None:
             self._copies.upload(copy.state, self._pools.slots[slot])

@@ -1,0 +1,1 @@
+"""Links to other engines, and the movers that carry states over them."""

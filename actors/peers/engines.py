@@ -1,0 +1,277 @@
+"""The peers of an engine: which one is asked for a state, and what each has asked for."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import count as numbers
+from typing import Protocol, TypeAlias
+
+from baton.actors.messages import Declined, Lend, Loaded, Offered, PeerReport, Unlend
+from baton.actors.peers.frames import Beat, Compute, Hello
+from baton.actors.peers.link import Link
+from baton.actors.peers.mover import Landing
+from baton.actors.storage.peers import Wanted
+from baton.actors.tokens import Tokens, count
+
+# An engine with the role "decode" counts its own time to compute a prompt so many times, because its streams wait.
+DECODE_RELUCTANCE = 4.0
+# Assumed seconds for one byte, until the first copy was read from a peer.
+BYTE_AT_FIRST = 1e-9
+NEWEST = 0.2  # weight of the newest measurement in the average of a link's speed
+Deliver: TypeAlias = Callable[[PeerReport], None]
+
+
+class Computing(Protocol):
+    """How a peer's request is computed here: it is submitted to the ring as any client's."""
+
+    def begin(self, loan: int, frame: Compute, link: str) -> str:
+        """Submit a request of the session `session_of(loan)` that ends at the state; return "", or why not.
+
+        `PeerEngines.computed` is called once.
+        """
+        ...
+
+    def stop(self, loan: int) -> None:
+        """Abort a request that was begun. `PeerEngines.computed` may still be called."""
+
+
+class HostMemory(Protocol):
+    """Host memory, in which the cache and the device find copies by key."""
+
+    def put(self, key: int, state: Landing) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The sizes of a state and of its KV."""
+
+    page_size: int  # tokens of a page; 0 without attention
+    state_bytes: int
+    page_bytes: int
+
+    def bytes(self, position: int, first_page: int) -> int:
+        """Return the bytes of a state at `position` and of its KV from `first_page` on."""
+        pages = -(-position // self.page_size) - first_page if self.page_size else 0
+        return self.state_bytes + self.page_bytes * max(pages, 0)
+
+
+def session_of(loan: int) -> str:
+    """Return the session of the request that computes a state for a peer. No client's session has such a name.
+
+    With it the cache knows when the request's grant is closed: until then its last state is not in the tree.
+    """
+    return f"peer/{loan}"
+
+
+class PeerEngines:
+    """The Peers of a server: a Link for each connection.
+
+    Outlives the four actors. Between `close` and `start` there is no cache: what it asked for or lent is forgotten.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        host: HostMemory,
+        computing: Computing,
+        load: Callable[[], Beat],
+        trace_of: Callable[[int], str] = lambda grant: "",
+    ) -> None:
+        """hello: what this engine is. load: returns this engine's load. trace_of: returns the trace of a grant."""
+        self.hello, self.load = hello, load
+        self.layout = Layout(hello.page_size, hello.state_bytes, hello.page_bytes)
+        self.links: dict[str, Link] = {}  # by name
+        self.outcomes: Counter[tuple[str, str]] = Counter()  # by (engine, outcome)
+        self._host, self._computing, self._trace_of = host, computing, trace_of
+        self._deliver: Deliver | None = None
+        self._numbers = numbers(1)
+        self._asked: dict[int, Link] = {}  # the link of each ticket of an import
+        self._loans: dict[int, tuple[Link, int]] = {}  # link and the peer's ticket, by number of the loan
+
+    # A unit of actors
+
+    def start(self, deliver: Deliver) -> None:
+        """Connect a new cache. deliver: receives the answers, on the event loop."""
+        self._deliver = deliver
+
+    def close(self) -> None:
+        """Disconnect the cache, which is about to be replaced or has ended."""
+        self._deliver = None
+        for link in self.links.values():
+            link.forget_imports()
+            link.void_loans("the engine was restarted")
+        self._asked.clear()
+        self._loans = {number: (link, ticket) for number, (link, ticket) in self._loans.items() if ticket in link.loans}
+
+    # Links
+
+    def add(self, link: Link) -> None:
+        self.links[link.name] = link
+
+    def remove(self, link: Link, why: str) -> None:
+        """End a link whose connection has ended."""
+        self.links.pop(link.name, None)
+        link.end(why)
+
+    # The sink: Peers
+
+    def ask(self, wanted: Wanted) -> int | None:
+        link = self._link_of_hint(wanted) if wanted.hint is not None else self._soonest(wanted)
+        if link is None or self._deliver is None:
+            return None
+        ticket = next(self._numbers)
+        self._asked[ticket] = link
+        self._count(link, "asked")
+        link.ask(ticket, wanted, self._trace_of(wanted.grant))
+        return ticket
+
+    def cancel(self, ticket: int) -> None:
+        link = self._asked.pop(ticket, None)
+        if link is not None:
+            link.cancel(ticket)
+            self._count(link, "cancelled")
+
+    def pull(self, ticket: int, key: int) -> None:
+        link = self._asked.pop(ticket, None)
+        if link is None:
+            self._send(Loaded(key, "the link has ended"))
+        else:
+            link.pull(ticket, key)
+
+    def fetch(self, link: Link, salt: str, tokens: Tokens, least: int = 1) -> int:
+        """Ask a peer for a state that it has, for no request of this engine; return the ticket."""
+        ticket = next(self._numbers)
+        self._asked[ticket] = link
+        link.fetch(ticket, salt, tokens, least)
+        return ticket
+
+    def _link_of_hint(self, wanted: Wanted) -> Link | None:
+        """Return the link to the peer that has the state, if moving the state is quicker than computing it here."""
+        assert wanted.hint is not None
+        link = self.links.get(wanted.hint.peer)
+        moving = self._moving(link, wanted) if link is not None else 0.0
+        return link if not wanted.seconds or moving < wanted.seconds else None
+
+    def _soonest(self, wanted: Wanted) -> Link | None:
+        """Return the link to the peer that would have computed the state first, if that is sooner than here."""
+        if self.hello.role == "prefill":
+            return None
+        candidates = [link for link in self.links.values() if link.peer.role != "decode" and not link.beat.draining]
+        best = min(candidates, key=lambda link: self._there(link, wanted), default=None)
+        if best is None:
+            return None
+        is_decode = self.hello.role == "decode"
+        here = (self.load().queue_seconds + wanted.seconds) * (DECODE_RELUCTANCE if is_decode else 1.0)
+        if not wanted.seconds or not best.beat.token_seconds:
+            return best if is_decode else None
+        return best if self._there(best, wanted) < here else None
+
+    def _there(self, link: Link, wanted: Wanted) -> float:
+        """Return the seconds until a peer's state would be here."""
+        tokens = count(wanted.tokens) - wanted.have
+        return link.beat.queue_seconds + tokens * link.beat.token_seconds + self._moving(link, wanted)
+
+    def _moving(self, link: Link, wanted: Wanted) -> float:
+        size = self.layout.bytes(count(wanted.tokens), wanted.first_page)
+        return size * (link.byte_seconds or BYTE_AT_FIRST)
+
+    # The sink: Owner
+
+    def offered(self, ticket: int, salt: str, tokens: Tokens, first_page: int) -> None:
+        self._send(Offered(ticket, salt, tokens, first_page))
+
+    def declined(self, link: Link, ticket: int, why: str) -> None:
+        if self._asked.pop(ticket, None) is not None:
+            self._count(link, "declined")
+            self._send(Declined(ticket, why))
+
+    def landed(
+        self, link: Link, key: int, landing: Landing | None, error: str, seconds: float, first_page: int
+    ) -> None:
+        if landing is not None:
+            self._host.put(key, landing)
+            self._measured(link, self.layout.bytes(landing.position, first_page), seconds)
+        self._count(link, "failed" if error else "imported")
+        self._send(Loaded(key, error))
+
+    def _measured(self, link: Link, size: int, seconds: float) -> None:
+        self.outcomes[link.peer.engine, "bytes"] += size
+        if seconds > 0:
+            new = seconds / size
+            link.byte_seconds = link.byte_seconds + NEWEST * (new - link.byte_seconds) if link.byte_seconds else new
+
+    # The source: Peers and Owner
+
+    def lent(self, ticket: int, key: int, position: int) -> None:
+        if ticket not in self._loans:
+            return  # The link has ended the loan already, and Unlend is on its way.
+        link, peers_ticket = self._loans[ticket]
+        self._count(link, "lent")
+        link.lent(peers_ticket, key, position, self.layout.page_size)
+
+    def not_lent(self, ticket: int, why: str) -> None:
+        if ticket not in self._loans:
+            return
+        link, peers_ticket = self._loans.pop(ticket)
+        self._count(link, "refused")
+        link.not_lent(peers_ticket, why)
+
+    def new_loan(self, link: Link, ticket: int) -> int:
+        number = next(self._numbers)
+        self._loans[number] = link, ticket
+        return number
+
+    def compute(self, loan: int, frame: Compute) -> str:
+        link, _ = self._loans[loan]
+        why = self._computing.begin(loan, frame, link.name) if self._deliver is not None else "the engine is restarting"
+        if why:
+            del self._loans[loan]
+        return why
+
+    def computed(self, loan: int, error: str) -> None:
+        """Note that the request of `Computing.begin` has ended. error: why there is no state; "" if there is one."""
+        entry = self._loans.get(loan)
+        if entry is None:
+            return
+        link, ticket = entry
+        if error or self._deliver is None:
+            del self._loans[loan]
+        link.computed(ticket, error or ("" if self._deliver is not None else "the engine is restarting"))
+
+    def stop_computing(self, loan: int) -> None:
+        del self._loans[loan]
+        self._computing.stop(loan)
+
+    def lend(self, loan: int, salt: str, tokens: Tokens, least: int, computed: bool) -> None:
+        if self._deliver is None:
+            self.not_lent(loan, "the engine is restarting")
+        else:
+            self._send(Lend(loan, salt, tokens, least, session_of(loan) if computed else ""))
+
+    def unlend(self, loan: int) -> None:
+        del self._loans[loan]
+        self._send(Unlend(loan))
+
+    def _send(self, report: PeerReport) -> None:
+        if self._deliver is not None:
+            self._deliver(report)
+
+    def _count(self, link: Link, outcome: str) -> None:
+        self.outcomes[link.peer.engine, outcome] += 1
+
+    def figures(self) -> Iterable[dict[str, object]]:
+        """Yield what is known of each link, for /debug/peers."""
+        for link in self.links.values():
+            yield {
+                "link": link.name,
+                "engine": link.peer.engine,
+                "boot": link.peer.boot,
+                "role": link.peer.role,
+                "queue_seconds": link.beat.queue_seconds,
+                "token_seconds": link.beat.token_seconds,
+                "rows": link.beat.rows,
+                "draining": link.beat.draining,
+                "bytes_per_second": 1 / link.byte_seconds if link.byte_seconds else None,
+                "imports": [found.stage.name.lower() for found in link.imports.values()],
+                "loans": [loan.stage.name.lower() for loan in link.loans.values()],
+            }

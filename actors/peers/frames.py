@@ -1,0 +1,137 @@
+"""Every frame of a link between two engines. Frames are msgpack; a frame is a tagged array.
+
+The *sink* wants a state, and the *source* has or computes it. Each engine can be both on one link. A ticket is chosen
+by the sink, and counts only on the connection on which it was first sent::
+
+    sink ── Compute or Fetch ──▶ source
+    sink ◀── Rows or Declined ── source      Rows: the source lends a copy in its host memory
+                                             the sink's mover reads the copy into host memory of its own
+    sink ── Taken ─────────────▶ source
+    sink ◀── Released or Gone ── source      Released: the loan held until Taken arrived, so what was read is right
+
+The sink may send Cancel at any time, and then ignores later frames about the ticket.
+"""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from baton.actors.tokens import Tokens
+
+VERSION = 1
+Role: TypeAlias = Literal["both", "prefill", "decode"]
+
+
+class Hello(Struct, frozen=True, tag=True, array_like=True):
+    """The first frame of each side: what the engine is. A link is refused if a field of MUST_AGREE differs."""
+
+    version: int
+    engine: str  # the engine's name, for people
+    boot: str  # random, new at each start of the engine
+    role: Role  # what the engine prefers to do
+    model: str  # fingerprint of the weights, their dtype and the layout of states
+    page_size: int  # tokens of a page; 0 without attention
+    state_bytes: int
+    page_bytes: int
+    mover: str  # the name of the mover
+    token: bytes = b""  # from the listening side: names the link when the mover's connections are opened
+
+
+MUST_AGREE = ("version", "model", "page_size", "state_bytes", "page_bytes", "mover")
+
+
+class Beat(Struct, frozen=True, tag=True, array_like=True):
+    """A sign of life every half second, with the engine's load."""
+
+    queue_seconds: float = 0.0  # time to compute the prompts that wait or are being computed
+    token_seconds: float = 0.0  # seconds for one prompt token; 0: not measured yet
+    rows: int = 0
+    draining: bool = False
+
+
+class Compute(Struct, frozen=True, tag=True, array_like=True):
+    """sink → source: make the state at the end of these tokens, and lend it."""
+
+    ticket: int
+    salt: str
+    tokens: Tokens
+    have: int  # position of the deepest state that the sink has on this path; 0: none
+    first_page: int  # the sink needs no KV of the pages before this one
+    priority: int
+    trace: str  # the trace id of the client's request
+
+
+class Fetch(Struct, frozen=True, tag=True, array_like=True):
+    """sink → source: lend the deepest state on the path of these tokens, without computing anything."""
+
+    ticket: int
+    salt: str
+    tokens: Tokens
+    least: int  # a state at a smaller position is of no use
+    first_page: int
+
+
+class Rows(Struct, frozen=True, tag=True, array_like=True):
+    """source → sink: a copy of the state at this position is lent, and can be read."""
+
+    ticket: int
+    position: int
+    first_page: int  # the first page whose KV can be read
+    where: bytes  # how the sink's mover reaches the copy
+
+
+class Declined(Struct, frozen=True, tag=True, array_like=True):
+    """source → sink: no such state, and none will be computed."""
+
+    ticket: int
+    why: str
+
+
+class Taken(Struct, frozen=True, tag=True, array_like=True):
+    """sink → source: the copy has been read. The source ends the loan."""
+
+    ticket: int
+
+
+class Released(Struct, frozen=True, tag=True, array_like=True):
+    """source → sink, the answer to Taken: the loan held until now, so what was read may be used."""
+
+    ticket: int
+
+
+class Gone(Struct, frozen=True, tag=True, array_like=True):
+    """source → sink: the loan has ended early, or there is none. What was read must not be used."""
+
+    ticket: int
+    why: str
+
+
+class Cancel(Struct, frozen=True, tag=True, array_like=True):
+    """sink → source: the state is not wanted any more."""
+
+    ticket: int
+
+
+Frame: TypeAlias = Hello | Beat | Compute | Fetch | Rows | Declined | Taken | Released | Gone | Cancel
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Frame)
+
+
+def encode(frame: Frame) -> bytes:
+    return _ENCODER.encode(frame)
+
+
+def decode(data: bytes) -> Frame:
+    """Decode a frame. Raises msgspec.DecodeError or msgspec.ValidationError if it is none."""
+    frame: Frame = _DECODER.decode(data)
+    return frame
+
+
+def disagreement(ours: Hello, theirs: Hello) -> str:
+    """Return in which field two engines differ that must agree, with both values; "" if there is none."""
+    for name in MUST_AGREE:
+        mine, other = getattr(ours, name), getattr(theirs, name)
+        if mine != other:
+            return f"{name} is {mine} here and {other} at the peer"
+    return ""
