@@ -223,10 +223,20 @@ class PeerEngines:
 
     def compute(self, loan: int, frame: Compute) -> str:
         link, _ = self._loans[loan]
-        why = self._computing.begin(loan, frame, link.name) if self._deliver is not None else "the engine is restarting"
+        why = self._why_not() or self._computing.begin(loan, frame, link.name)
         if why:
             del self._loans[loan]
         return why
+
+    def _why_not(self) -> str:
+        """Return why nothing is computed for peers now, or "".
+
+        An engine that waits for a peer's computation accepts none: else engines could wait for each other in a circle,
+        each with its rows taken by requests that wait.
+        """
+        if self._deliver is None:
+            return "the engine is restarting"
+        return "it waits for peers itself" if any(link.waits_for_computing for link in self.links.values()) else ""
 
     def computed(self, loan: int, error: str) -> None:
         """Note that the request of `Computing.begin` has ended. error: why there is no state; "" if there is one."""

@@ -54,6 +54,7 @@ class Import:
     tokens: Tokens
     least: int  # the least position that is of use
     first_page: int  # no KV of earlier pages is needed
+    computed: bool  # whether the peer is to compute the state if it does not have it
     stage: Stage = Stage.ASKED
     where: bytes = b""
     position: int = 0
@@ -138,11 +139,16 @@ class Link:
 
     # The sink
 
+    @property
+    def waits_for_computing(self) -> bool:
+        """Whether the peer has been asked to compute a state, and has not answered."""
+        return any(found.computed and found.stage is Stage.ASKED for found in self.imports.values())
+
     def ask(self, ticket: int, wanted: Wanted, trace: str) -> None:
         """Ask the peer for a state: to compute it, or (with a hint) to lend one that it has."""
         end = count(wanted.tokens)
         if wanted.hint is None:
-            self.imports[ticket] = Import(wanted.salt, wanted.tokens, end, wanted.first_page)
+            self.imports[ticket] = Import(wanted.salt, wanted.tokens, end, wanted.first_page, True)
             self._wire.send(
                 Compute(ticket, wanted.salt, wanted.tokens, wanted.have, wanted.first_page, wanted.priority, trace)
             )
@@ -151,7 +157,7 @@ class Link:
 
     def fetch(self, ticket: int, salt: str, tokens: Tokens, least: int, first_page: int = 0) -> None:
         """Ask the peer for a state that it has at position `least` or deeper on the path of these tokens."""
-        self.imports[ticket] = Import(salt, tokens, least, first_page)
+        self.imports[ticket] = Import(salt, tokens, least, first_page, False)
         self._wire.send(Fetch(ticket, salt, tokens, least, first_page))
 
     def cancel(self, ticket: int) -> None:

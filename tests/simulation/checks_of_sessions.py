@@ -130,7 +130,7 @@ class SessionChecks:
         return stored is not None and copy_of(stored).host is Presence.COMING
 
     def _check_loans(self) -> None:
-        """Check that each copy is lent exactly once to each request that waits for it or is filled from it, and to peers."""
+        """Check that each copy is lent once to each request that waits for it or is filled from it, and to peers."""
         lent: Counter[Node[StateCopy]] = Counter()
         lent.update(account.fill for account in self._cache.accounts.values() if account.fill is not None)
         lent.update(self._cache.tiers.lending.nodes())

@@ -173,7 +173,7 @@ class SimulatedDisk:
 
 
 def check_copy(copy: Copy, tokens: Tokens, device: HashDevice) -> None:
-    """Check that a copy holds the state after exactly these tokens, and the KV entries of the tokens from its first on."""
+    """Check that a copy holds the state after exactly these tokens, and the KV entries from its first on."""
     state, entries = 0, []
     for position, token in enumerate(unpack(tokens)):
         state = next_state(state, token, position)
