@@ -130,7 +130,7 @@ class Offered(Struct, tag=True, array_like=True):
     first_page: int  # the copy has no KV of the pages before this one
 
 
-class Declined(Struct, tag=True, array_like=True):
+class Unoffered(Struct, tag=True, array_like=True):
     """peers → cache: the state of this ticket will not come from a peer."""
 
     ticket: int

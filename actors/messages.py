@@ -15,7 +15,6 @@ from msgspec import Struct
 from baton.actors.control import (
     Cleared as Cleared,
     Continue as Continue,
-    Declined as Declined,
     Drain as Drain,
     Drained as Drained,
     Flush as Flush,
@@ -32,6 +31,7 @@ from baton.actors.control import (
     Suspended as Suspended,
     Unlend as Unlend,
     Unname as Unname,
+    Unoffered as Unoffered,
 )
 from baton.actors.grants import Chunk, Failure, Fill, GrantPages, PageCopy, RowMask
 from baton.actors.kinds import Kind
@@ -413,12 +413,12 @@ class Transferred(Struct, tag=True, array_like=True):
 
 
 DiskReport: TypeAlias = Written | Loaded | Cleared
-PeerReport: TypeAlias = Offered | Declined | Loaded | Lend | Unlend
+PeerReport: TypeAlias = Offered | Unoffered | Loaded | Lend | Unlend
 Message: TypeAlias = (
     Granted | Spare | Return | Admit | Step | Stepped | Retired | Donate | Free
     | SaveFromReq | Export | Exported | Unmade | Drop | Written | Loaded | Cleared | Name | Unname | Suspend
     | Suspended | Kept | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed
     | Mark | Passed | Retire | Admitted | Copied | Settled | Masked | Requeue | Over | Ended | Delta | Flush | Flushed
     | Pause | Paused | Continue | Drain | Drained | Ran | Transferred | Filled | Restarted | Speeds
-    | Lend | Unlend | Offered | Declined
+    | Lend | Unlend | Offered | Unoffered
 )  # fmt: skip

@@ -21,35 +21,22 @@ from baton.actors.lease import Lease, Ledger, Place
 from baton.actors.messages import (
     Acquire,
     Cancel,
-    Cleared,
     Closed,
     Copied,
-    Declined,
     Donate,
     Drain,
     Drained,
-    Exported,
     Extend,
     Flush,
     Free,
     Granted,
-    Lend,
-    Loaded,
     Message,
-    Name,
-    Offered,
     Passed,
     Refused,
     Return,
     SaveFromReq,
     Spare,
-    Speeds,
-    Suspend,
-    Unlend,
-    Unmade,
-    Unname,
     Want,
-    Written,
 )
 from baton.actors.requests import Hit
 from baton.actors.tokens import count, cut
@@ -129,12 +116,8 @@ class Cache:
             case Drain():
                 self._draining = True
                 self.tiers.drain()
-            case Exported() | Unmade() | Written() | Loaded() | Cleared() | Speeds() | Name() | Unname() | Suspend():
-                self.tiers.receive(message)
-            case Offered() | Declined() | Lend() | Unlend():
-                self.tiers.receive(message)
             case _:
-                raise TypeError(f"cache got {message!r}")
+                self.tiers.receive(message)
 
     def act(self) -> None:
         self.tiers.act()

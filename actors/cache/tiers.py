@@ -2,48 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from baton.actors.actor import Send
 from baton.actors.cache.eviction import EvictionPolicy
 from baton.actors.cache.radix import LowerCopy, Node, RadixTree
 from baton.actors.cache.waiting import Parked
 from baton.actors.lease import Lease, Ledger
-from baton.actors.messages import (
-    Cleared,
-    Declined,
-    Exported,
-    Flushed,
-    Kept,
-    Lend,
-    Loaded,
-    Name,
-    Offered,
-    Speeds,
-    Suspend,
-    Suspended,
-    Unlend,
-    Unmade,
-    Unname,
-    Written,
-)
+from baton.actors.messages import Flushed, Kept, Message, Name, Speeds, Suspend, Suspended, Unname
 from baton.actors.requests import Origin
-
-TierMessage: TypeAlias = (
-    Exported
-    | Unmade
-    | Written
-    | Loaded
-    | Cleared
-    | Speeds
-    | Name
-    | Unname
-    | Suspend
-    | Offered
-    | Declined
-    | Lend
-    | Unlend
-)
 
 
 class Tiers(Protocol):
@@ -76,8 +43,11 @@ class Tiers(Protocol):
 
     # Messages, and the cache's `act`
 
-    def receive(self, message: TierMessage) -> None:
-        """Handle a report from forward, the disk or the device, or a command about a session's name."""
+    def receive(self, message: Message) -> None:
+        """Handle a report from forward, the disk, the device or the peers, or a command about a session's name.
+
+        Raises TypeError for any other message: the cache passes on all that it does not handle itself.
+        """
 
     def act(self) -> None:
         """Carry out commands, and evict or write states as the limits demand. Called first in the cache's `act`."""
@@ -168,7 +138,7 @@ class NoTiers:
     def figures(self) -> dict[str, int]:
         return dict.fromkeys(("host", "disk", "host_bytes", "disk_bytes"), 0)
 
-    def receive(self, message: TierMessage) -> None:
+    def receive(self, message: Message) -> None:
         match message:
             case Name(session):
                 self._send("api", Kept(session, "tokens", 0))
@@ -177,7 +147,7 @@ class NoTiers:
             case Unname() | Speeds():
                 pass
             case _:
-                raise TypeError(f"there are no tiers, and {message!r} was received")
+                raise TypeError(f"cache got {message!r}")
 
     def act(self) -> None:
         pass

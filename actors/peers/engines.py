@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from itertools import count as numbers
 from typing import Protocol, TypeAlias
 
-from baton.actors.messages import Declined, Lend, Loaded, Offered, PeerReport, Unlend
+from baton.actors.messages import Lend, Loaded, Offered, PeerReport, Unlend, Unoffered
 from baton.actors.peers.frames import Beat, Compute, Hello
 from baton.actors.peers.link import Link
 from baton.actors.peers.mover import Landing
-from baton.actors.storage.peers import Wanted
+from baton.actors.storage.peers import StateQuery
 from baton.actors.tokens import Tokens, count
 
 # An engine with the role "decode" counts its own time to compute a prompt so many times, because its streams wait.
@@ -115,14 +115,14 @@ class PeerEngines:
 
     # The sink: Peers
 
-    def ask(self, wanted: Wanted) -> int | None:
-        link = self._link_of_hint(wanted) if wanted.hint is not None else self._soonest(wanted)
+    def ask(self, query: StateQuery) -> int | None:
+        link = self._link_of_hint(query) if query.hint is not None else self._soonest(query)
         if link is None or self._deliver is None:
             return None
         ticket = next(self._numbers)
         self._asked[ticket] = link
         self._count(link, "asked")
-        link.ask(ticket, wanted, self._trace_of(wanted.grant))
+        link.ask(ticket, query, self._trace_of(query.grant))
         return ticket
 
     def cancel(self, ticket: int) -> None:
@@ -145,34 +145,34 @@ class PeerEngines:
         link.fetch(ticket, salt, tokens, least)
         return ticket
 
-    def _link_of_hint(self, wanted: Wanted) -> Link | None:
+    def _link_of_hint(self, query: StateQuery) -> Link | None:
         """Return the link to the peer that has the state, if moving the state is quicker than computing it here."""
-        assert wanted.hint is not None
-        link = self.links.get(wanted.hint.peer)
-        moving = self._moving(link, wanted) if link is not None else 0.0
-        return link if not wanted.seconds or moving < wanted.seconds else None
+        assert query.hint is not None
+        link = self.links.get(query.hint.peer)
+        moving = self._moving(link, query) if link is not None else 0.0
+        return link if not query.seconds or moving < query.seconds else None
 
-    def _soonest(self, wanted: Wanted) -> Link | None:
+    def _soonest(self, query: StateQuery) -> Link | None:
         """Return the link to the peer that would have computed the state first, if that is sooner than here."""
         if self.hello.role == "prefill":
             return None
         candidates = [link for link in self.links.values() if link.peer.role != "decode" and not link.beat.draining]
-        best = min(candidates, key=lambda link: self._there(link, wanted), default=None)
+        best = min(candidates, key=lambda link: self._there(link, query), default=None)
         if best is None:
             return None
         is_decode = self.hello.role == "decode"
-        here = (self.load().queue_seconds + wanted.seconds) * (DECODE_RELUCTANCE if is_decode else 1.0)
-        if not wanted.seconds or not best.beat.token_seconds:
+        here = (self.load().queue_seconds + query.seconds) * (DECODE_RELUCTANCE if is_decode else 1.0)
+        if not query.seconds or not best.beat.token_seconds:
             return best if is_decode else None
-        return best if self._there(best, wanted) < here else None
+        return best if self._there(best, query) < here else None
 
-    def _there(self, link: Link, wanted: Wanted) -> float:
+    def _there(self, link: Link, query: StateQuery) -> float:
         """Return the seconds until a peer's state would be here."""
-        tokens = count(wanted.tokens) - wanted.have
-        return link.beat.queue_seconds + tokens * link.beat.token_seconds + self._moving(link, wanted)
+        tokens = count(query.tokens) - query.have
+        return link.beat.queue_seconds + tokens * link.beat.token_seconds + self._moving(link, query)
 
-    def _moving(self, link: Link, wanted: Wanted) -> float:
-        size = self.layout.bytes(count(wanted.tokens), wanted.first_page)
+    def _moving(self, link: Link, query: StateQuery) -> float:
+        size = self.layout.bytes(count(query.tokens), query.first_page)
         return size * (link.byte_seconds or BYTE_AT_FIRST)
 
     # The sink: Owner
@@ -183,7 +183,7 @@ class PeerEngines:
     def declined(self, link: Link, ticket: int, why: str) -> None:
         if self._asked.pop(ticket, None) is not None:
             self._count(link, "declined")
-            self._send(Declined(ticket, why))
+            self._send(Unoffered(ticket, why))
 
     def landed(
         self, link: Link, key: int, landing: Landing | None, error: str, seconds: float, first_page: int

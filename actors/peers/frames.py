@@ -9,7 +9,7 @@ by the sink, and counts only on the connection on which it was first sent::
     sink ── Taken ─────────────▶ source
     sink ◀── Released or Gone ── source      Released: the loan held until Taken arrived, so what was read is right
 
-The sink may send Cancel at any time, and then ignores later frames about the ticket.
+The sink may send CancelTicket at any time, and then ignores later frames about the ticket.
 """
 
 from typing import Literal, TypeAlias
@@ -101,19 +101,19 @@ class Released(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Gone(Struct, frozen=True, tag=True, array_like=True):
-    """source → sink: the loan has ended early, or there is none. What was read must not be used."""
+    """source → sink: the loan has ended early, or there is none. The bytes that were read must not be used."""
 
     ticket: int
     why: str
 
 
-class Cancel(Struct, frozen=True, tag=True, array_like=True):
+class CancelTicket(Struct, frozen=True, tag=True, array_like=True):
     """sink → source: the state is not wanted any more."""
 
     ticket: int
 
 
-Frame: TypeAlias = Hello | Beat | Compute | Fetch | Rows | Declined | Taken | Released | Gone | Cancel
+Frame: TypeAlias = Hello | Beat | Compute | Fetch | Rows | Declined | Taken | Released | Gone | CancelTicket
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Frame)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from baton.actors.peers.frames import (
     Beat,
-    Cancel,
+    CancelTicket,
     Compute,
     Declined,
     Fetch,
@@ -23,7 +23,7 @@ from baton.actors.peers.frames import (
     Taken,
 )
 from baton.actors.peers.mover import Landing, Mover
-from baton.actors.storage.peers import Wanted
+from baton.actors.storage.peers import StateQuery
 from baton.actors.tokens import Tokens, count, cut
 
 BEAT_SECONDS = 0.5  # a side sends a Beat this often
@@ -77,7 +77,7 @@ class PeerLoan:
 
 
 class Owner(Protocol):
-    """What a link asks of its engine."""
+    """The interface of the engine for its links."""
 
     def offered(self, ticket: int, salt: str, tokens: Tokens, first_page: int) -> None:
         """Note that a state can be pulled. `pull` or `cancel` follows."""
@@ -102,7 +102,10 @@ class Owner(Protocol):
         """Give up what `compute` began."""
 
     def lend(self, loan: int, salt: str, tokens: Tokens, least: int, computed: bool) -> None:
-        """Lend a copy of a state. computed: it was computed by `compute`. Answered by `Link.lent` or `Link.not_lent`."""
+        """Lend a copy of a state. Answered by `Link.lent` or `Link.not_lent`.
+
+        computed: whether `compute` has made the state
+        """
 
     def unlend(self, loan: int) -> None:
         """End a loan, or withdraw a Lend that is not answered yet."""
@@ -144,16 +147,16 @@ class Link:
         """Whether the peer has been asked to compute a state, and has not answered."""
         return any(found.computed and found.stage is Stage.ASKED for found in self.imports.values())
 
-    def ask(self, ticket: int, wanted: Wanted, trace: str) -> None:
+    def ask(self, ticket: int, query: StateQuery, trace: str) -> None:
         """Ask the peer for a state: to compute it, or (with a hint) to lend one that it has."""
-        end = count(wanted.tokens)
-        if wanted.hint is None:
-            self.imports[ticket] = Import(wanted.salt, wanted.tokens, end, wanted.first_page, True)
+        end = count(query.tokens)
+        if query.hint is None:
+            self.imports[ticket] = Import(query.salt, query.tokens, end, query.first_page, True)
             self._wire.send(
-                Compute(ticket, wanted.salt, wanted.tokens, wanted.have, wanted.first_page, wanted.priority, trace)
+                Compute(ticket, query.salt, query.tokens, query.have, query.first_page, query.priority, trace)
             )
         else:
-            self.fetch(ticket, wanted.salt, wanted.tokens, wanted.have + 1, wanted.first_page)
+            self.fetch(ticket, query.salt, query.tokens, query.have + 1, query.first_page)
 
     def fetch(self, ticket: int, salt: str, tokens: Tokens, least: int, first_page: int = 0) -> None:
         """Ask the peer for a state that it has at position `least` or deeper on the path of these tokens."""
@@ -163,7 +166,7 @@ class Link:
     def cancel(self, ticket: int) -> None:
         """Give up a state that is not being read."""
         if self.imports.pop(ticket, None) is not None:
-            self._wire.send(Cancel(ticket))
+            self._wire.send(CancelTicket(ticket))
 
     def pull(self, ticket: int, key: int) -> None:
         """Begin to read an offered copy. If the offer is void by now, the pull fails at once."""
@@ -182,14 +185,17 @@ class Link:
         error = found.failed or error
         if error:
             del self.imports[ticket]
-            self._wire.send(Cancel(ticket))
+            self._wire.send(CancelTicket(ticket))
             self._land(found, None, error)
         else:
             found.stage, found.landing = Stage.TAKEN, landing
             self._wire.send(Taken(ticket))
 
     def forget_imports(self) -> None:
-        """Give up every state that was asked for: the cache was restarted. What is being read is dropped later."""
+        """Give up every state that was asked for: the cache was restarted.
+
+        Copies that are being read are dropped when they have arrived.
+        """
         for ticket, found in list(self.imports.items()):
             found.key = None
             if found.stage in (Stage.ASKED, Stage.OFFERED):
@@ -220,7 +226,7 @@ class Link:
         self._wire.send(Declined(ticket, why))
 
     def void_loans(self, why: str) -> None:
-        """Tell the peer that its loans are void: the cache was restarted, and has forgotten them."""
+        """Send Gone for each loan: the cache was restarted, and has forgotten the loans."""
         for ticket, loan in list(self.loans.items()):
             if loan.stage is not Stage.COMPUTING:
                 del self.loans[ticket]
@@ -250,7 +256,7 @@ class Link:
                 self._lend(self._new_loan(frame.ticket, frame.salt, frame.tokens, frame.least, frame.first_page))
             case Taken(ticket):
                 self._taken(ticket)
-            case Cancel(ticket):
+            case CancelTicket(ticket):
                 self._end_loan(ticket)
             case _:
                 raise ProtocolError(f"a second {type(frame).__name__}")

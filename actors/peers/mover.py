@@ -10,7 +10,7 @@ Pulled: TypeAlias = Callable[[int, Landing | None, str], None]
 
 
 class Mover(Protocol):
-    """What carries the bytes of one link. Calls return at once.
+    """The carrier of the bytes of one link. Calls return at once.
 
     Only the reader's own memory is ever written: an abandoned transfer may go on writing, and only the reader can stop
     it. So a pull that was abandoned keeps its memory until `close` has ended.

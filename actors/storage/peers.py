@@ -8,7 +8,7 @@ from baton.actors.requests import PeerHint
 from baton.actors.tokens import Tokens
 
 
-class Wanted(Struct, frozen=True):
+class StateQuery(Struct, frozen=True):
     """A state that the cache prefers to get from a peer, if a peer has it sooner than it could be computed here."""
 
     salt: str
@@ -28,10 +28,10 @@ class Peers(Protocol):
     copies in its host memory: the peers send Lend, and Unlend when the loan has ended.
     """
 
-    def ask(self, wanted: Wanted) -> int | None:
+    def ask(self, query: StateQuery) -> int | None:
         """Ask the peer that would have the state soonest; return a ticket, or None if no peer would be sooner.
 
-        Answered by Offered or Declined, unless `cancel` is called first.
+        Answered by Offered or Unoffered, unless `cancel` is called first.
         """
         ...
 
@@ -56,7 +56,7 @@ class Peers(Protocol):
 class NoPeers:
     """The Peers of a server that has none. The cache calls only `ask`."""
 
-    def ask(self, wanted: Wanted) -> int | None:
+    def ask(self, query: StateQuery) -> int | None:
         return None
 
     def cancel(self, ticket: int) -> None:

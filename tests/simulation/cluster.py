@@ -177,6 +177,8 @@ class Cluster:
             self.rng.choice(network)()
         elif engines:
             self.rng.choice(engines).turn()
+        elif any(end.mover.pulls or end.mover.fencing for connection in self.connections for end in connection.ends):
+            return True  # a slow mover, which will move
         else:
             return self._wind_down()
         for engine in self.engines:
@@ -185,8 +187,10 @@ class Cluster:
 
     def _disturb(self) -> None:
         """Cut a connection, kill an engine, or connect engines again, as the seed draws it."""
-        if self.rng.random() < self._cut_rate:
-            whole = [connection for connection in self.connections if not connection.broken]
+        whole = [connection for connection in self.connections if not connection.broken]
+        pulling = [connection for connection in whole if connection.is_pulling]
+        if self.rng.random() < self._cut_rate * (20 if pulling else 1):
+            whole = pulling or whole
             if whole:
                 self.counters["cut"] += 1
                 self.rng.choice(whole).cut()

@@ -79,6 +79,7 @@ class PretendedMover:
         self.fencing: Action | None = None  # what to call when the fence has taken effect
         self.link: Link | None = None  # the link of the sink
         self._sink, self._source, self._rng, self._counters = sink, source, rng, counters
+        self._pace = rng.choice([1.0, 0.3, 0.05])  # how often it may do something
 
     def lend(self, ticket: int, key: int, first_page: int) -> bytes:
         return key.to_bytes(8, "big")
@@ -97,14 +98,19 @@ class PretendedMover:
 
     def actions(self) -> Iterator[Action]:
         """Yield what the mover may do next."""
-        for pull in self.pulls:
-            yield lambda pull=pull: self._read(pull)
-        if self.fencing is not None:
+        if self._rng.random() < self._pace:
+            for pull in self.pulls:
+                yield lambda pull=pull: self._read(pull)
+        if self.fencing is not None and self._rng.random() < self._pace:
             yield self._fence
 
     def _read(self, pull: Pull) -> None:
         """Read the state or the next entry. Where the copy is gone by now, its memory holds something else."""
         device, landed = self._source.device, pull.landed
+        if self.fencing is not None:  # The link has ended, so the source may use the memory for something else.
+            landed.buffer.state = GARBAGE
+            landed.buffer.entries.update(dict.fromkeys(range(landed.first, landed.position), GARBAGE))
+            return
         if pull.key in device.exporting:
             return
         copy = device.vault.get(pull.key)
@@ -193,8 +199,12 @@ class Connection:
         """Whether both ends have noticed the end, and their movers are fenced."""
         return not any(end.open or end.mover.fencing or end.mover.pulls for end in self.ends)
 
+    @property
+    def is_pulling(self) -> bool:
+        return any(end.mover.pulls for end in self.ends)
+
     def cut(self) -> None:
-        """Break the connection. Of the frames in flight each direction still delivers some."""
+        """Break the connection. Each direction still delivers some of its frames in flight."""
         self.broken = True
         for end in self.ends:
             wire = end.incoming

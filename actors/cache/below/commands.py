@@ -59,11 +59,11 @@ class Commands:
     def withdraw(self, command: Command) -> None:
         """Remove a command that waits."""
         for key, entries in list(self._waiting.items()):
-            kept = [entry for entry in entries if entry[1] is not command]
-            if len(kept) < len(entries):
-                heapify(kept)
-                self._waiting[key] = kept
-                if not kept:
+            others = [entry for entry in entries if entry[1] is not command]
+            if len(others) < len(entries):
+                heapify(others)
+                self._waiting[key] = others
+                if not others:
                     del self._waiting[key]
         self._ready = [entry for entry in self._ready if entry[1] is not command]
         heapify(self._ready)

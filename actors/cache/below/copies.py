@@ -89,7 +89,7 @@ class CopyStore:
     def match(self, salt: str, tokens: Tokens, limit: int, pages: int = 0) -> Node[StateCopy] | None:
         """Return the deepest copy at or before `limit` on the path of `tokens`; None if there is none or it is lost.
 
-        pages: copies without the KV of so many leading pages can be used too
+        pages: number of leading pages whose KV the caller has, so that a copy may lack it
         """
         node = self.tree.deepest(salt, tokens, limit)
         while node is not None and (node.state is None or copy_of(node).first_page > pages):

@@ -15,17 +15,16 @@ from baton.actors.cache.below.ranking import Ranking
 from baton.actors.cache.below.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.eviction import EvictionPolicy
 from baton.actors.cache.radix import Node, RadixTree, root_of, tokens_to
-from baton.actors.cache.tiers import TierMessage
 from baton.actors.cache.waiting import Parked
 from baton.actors.lease import Lease, Ledger, Place
 from baton.actors.messages import (
     Cleared,
-    Declined,
     Export,
     Exported,
     Flushed,
     Lend,
     Loaded,
+    Message,
     Name,
     Offered,
     Speeds,
@@ -34,6 +33,7 @@ from baton.actors.messages import (
     Unlend,
     Unmade,
     Unname,
+    Unoffered,
     Written,
 )
 from baton.actors.requests import Origin, Tier
@@ -115,7 +115,7 @@ class HostAndDisk:
     def figures(self) -> dict[str, int]:
         return self.store.figures()
 
-    def receive(self, message: TierMessage) -> None:
+    def receive(self, message: Message) -> None:
         match message:
             case Exported():
                 self._exported(message)
@@ -139,8 +139,10 @@ class HostAndDisk:
                     self.commands.withdraw(lend)
             case Offered():
                 self.imports.offered(message)
-            case Declined():
-                self.imports.declined(message)
+            case Unoffered():
+                self.imports.unoffered(message)
+            case _:
+                raise TypeError(f"cache got {message!r}")
 
     def act(self) -> None:
         """Carry out commands that can proceed, evict named states beyond `session_slots`, and write files ahead."""

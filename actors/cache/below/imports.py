@@ -9,8 +9,8 @@ from baton.actors.cache.below.ranking import Ranking
 from baton.actors.cache.below.state_copy import StateCopy
 from baton.actors.cache.radix import Node
 from baton.actors.cache.waiting import Parked
-from baton.actors.messages import Declined, Loaded, Offered
-from baton.actors.storage.peers import Peers, Wanted
+from baton.actors.messages import Loaded, Offered, Unoffered
+from baton.actors.storage.peers import Peers, StateQuery
 from baton.actors.tokens import Tokens, cut
 
 # A peer is asked only if its state would save more tokens than this.
@@ -66,10 +66,10 @@ class Imports:
         inquiry = self._same(acquire.salt, tokens)
         if inquiry is None:
             seconds = self._ranking.seconds_to_compute(position, end)
-            wanted = Wanted(
+            query = StateQuery(
                 acquire.salt, tokens, position, pages, seconds, acquire.priority, acquire.grant, acquire.hint
             )
-            ticket = self._peers.ask(wanted)
+            ticket = self._peers.ask(query)
             if ticket is None:
                 return False
             self.counters["peer_asked"] += 1
@@ -111,8 +111,8 @@ class Imports:
         self._landing.add(key)
         self._peers.pull(offered.ticket, key)
 
-    def declined(self, declined: Declined) -> None:
-        self._fail(self._end(declined.ticket))
+    def unoffered(self, unoffered: Unoffered) -> None:
+        self._fail(self._end(unoffered.ticket))
 
     def loaded(self, loaded: Loaded, node: Node[StateCopy]) -> bool:
         """Note that a copy was read or could not be read; return False if it is not from a peer.

@@ -1,0 +1,236 @@
+"""A link's rules, one at a time: what the sink may use, and when the source ends its loans."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from unittest import mock
+
+import pytest
+
+from baton.actors.peers.frames import (
+    VERSION,
+    Beat,
+    CancelTicket,
+    Compute,
+    Declined,
+    Fetch,
+    Frame,
+    Gone,
+    Hello,
+    Released,
+    Rows,
+    Taken,
+    decode,
+    disagreement,
+    encode,
+)
+from baton.actors.peers.link import Link, ProtocolError
+from baton.actors.storage.peers import StateQuery
+from baton.actors.tokens import Tokens, pack
+from tests.simulation.mutations_of_peers import landing_buffer_reused_before_the_fence
+
+HELLO = Hello(VERSION, "peer", "boot", "both", "model", 16, 100, 10, "sockets")
+TOKENS = pack(range(40))
+ASKED = StateQuery("", TOKENS, 0, 0, 1.0, 0, 7)
+
+
+class Bench:
+    """A link with a wire, a mover and an owner that record what is called."""
+
+    def __init__(self) -> None:
+        self.sent: list[Frame] = []
+        self.calls: list[tuple[object, ...]] = []
+        self.fenced: Callable[[], None] | None = None
+        self.link = Link("peer#1", HELLO, self, self, self, 0.0)
+
+    def take(self) -> list[Frame]:
+        sent, self.sent = self.sent, []
+        return sent
+
+    # The wire
+
+    def send(self, frame: Frame) -> None:
+        self.sent.append(frame)
+
+    # The mover
+
+    def withdraw(self, ticket: int) -> None:
+        self.calls.append(("withdraw", ticket))
+
+    def pull(self, ticket: int, where: bytes, position: int, first_page: int) -> None:
+        self.calls.append(("pull", ticket, position, first_page))
+
+    def close(self, fenced: Callable[[], None]) -> None:
+        self.fenced = fenced
+
+    # The mover and the owner
+
+    def lend(self, *arguments: object) -> bytes:
+        self.calls.append(("lend", *arguments))
+        return b"here"
+
+    # The owner
+
+    def offered(self, ticket: int, salt: str, tokens: Tokens, first_page: int) -> None:
+        self.calls.append(("offered", ticket, first_page))
+
+    def declined(self, link: Link, ticket: int, why: str) -> None:
+        self.calls.append(("declined", ticket, why))
+
+    def landed(self, link: Link, key: int, landing: object, error: str, seconds: float, first_page: int) -> None:
+        self.calls.append(("landed", key, landing, error))
+
+    def new_loan(self, link: Link, ticket: int) -> int:
+        return 1000 + ticket
+
+    def compute(self, loan: int, frame: Compute) -> str:
+        return ""
+
+    def stop_computing(self, loan: int) -> None:
+        self.calls.append(("stop", loan))
+
+    def unlend(self, loan: int) -> None:
+        self.calls.append(("unlend", loan))
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def pulling(bench: Bench) -> None:
+    """Ask for a state under ticket 1, and begin to read it under key 5."""
+    bench.link.ask(1, ASKED, "trace")
+    bench.link.receive(Rows(1, 40, 0, b"there"))
+    bench.link.pull(1, 5)
+    bench.take()
+    bench.calls.clear()
+
+
+def test_what_was_read_is_used_only_after_released(bench: Bench) -> None:
+    pulling(bench)
+    bench.link.pulled(1, "the copy", "")
+    assert bench.take() == [Taken(1)] and not bench.calls
+    bench.link.receive(Released(1))
+    assert bench.calls == [("landed", 5, "the copy", "")]
+
+
+def test_what_was_read_is_dropped_if_the_loan_has_ended(bench: Bench) -> None:
+    pulling(bench)
+    bench.link.pulled(1, "the copy", "")
+    bench.link.receive(Gone(1, "restarted"))
+    assert bench.calls == [("landed", 5, None, "restarted")]
+
+
+def test_a_read_of_a_lost_loan_fails_only_when_it_has_ended(bench: Bench) -> None:
+    pulling(bench)
+    bench.link.receive(Gone(1, "restarted"))
+    assert not bench.calls, "the mover still writes to the memory"
+    bench.link.pulled(1, "the copy", "")
+    assert bench.calls == [("landed", 5, None, "restarted")] and bench.take() == [CancelTicket(1)]
+
+
+def fails_only_after_the_fence(bench: Bench) -> None:
+    pulling(bench)
+    bench.link.end("cut")
+    assert not bench.calls, "the mover may still write to the memory"
+    assert bench.fenced is not None
+    bench.fenced()
+    assert bench.calls == [("landed", 5, None, "cut")]
+
+
+def test_a_read_fails_only_after_the_fence_when_the_link_ends(bench: Bench) -> None:
+    fails_only_after_the_fence(bench)
+
+
+def test_a_read_that_fails_before_the_fence_is_noticed(bench: Bench) -> None:
+    with ExitStack() as stack:
+        landing_buffer_reused_before_the_fence(
+            lambda owner, name, value: stack.enter_context(mock.patch.object(owner, name, value))
+        )
+        with pytest.raises(AssertionError, match="may still write"):
+            fails_only_after_the_fence(bench)
+
+
+def test_an_unanswered_question_is_declined_when_the_link_ends(bench: Bench) -> None:
+    bench.link.ask(1, ASKED, "trace")
+    bench.link.end("cut")
+    assert bench.calls == [("declined", 1, "cut")]
+
+
+def test_an_offer_that_is_void_by_now_fails_at_once(bench: Bench) -> None:
+    bench.link.ask(1, ASKED, "trace")
+    bench.link.receive(Rows(1, 40, 0, b"there"))
+    bench.link.receive(Gone(1, "restarted"))
+    bench.link.pull(1, 5)
+    assert bench.calls == [("offered", 1, 0), ("landed", 5, None, "the loan has ended")]
+
+
+def lent(bench: Bench) -> None:
+    """Lend a state under the peer's ticket 3."""
+    bench.link.receive(Fetch(3, "", TOKENS, 1, 0))
+    bench.link.lent(3, 9, 32, 16)
+    assert bench.take() == [Rows(3, 32, 0, b"here")]
+    bench.calls.clear()
+
+
+def test_taken_ends_the_loan_and_is_confirmed_once(bench: Bench) -> None:
+    lent(bench)
+    bench.link.receive(Taken(3))
+    assert bench.calls == [("withdraw", 3), ("unlend", 1003)] and bench.take() == [Released(3)]
+    bench.link.receive(Taken(3))
+    assert bench.take() == [Gone(3, "there is no such loan")]
+
+
+def test_a_restart_of_the_source_voids_its_loans(bench: Bench) -> None:
+    lent(bench)
+    bench.link.void_loans("restarted")
+    bench.link.receive(Taken(3))
+    assert bench.take() == [Gone(3, "restarted"), Gone(3, "there is no such loan")]
+
+
+def test_the_end_of_the_link_ends_every_loan_once(bench: Bench) -> None:
+    lent(bench)
+    bench.link.receive(Compute(4, "", TOKENS, 0, 0, 0, ""))
+    bench.link.end("cut")
+    bench.link.end("cut")
+    assert bench.calls == [("withdraw", 3), ("unlend", 1003), ("stop", 1004)]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Released(1),
+        Rows(1, 41, 0, b""),
+        Rows(1, 0, 0, b""),
+        Rows(1, 39, 0, b""),
+        Rows(1, 40, 1, b""),
+        Fetch(2, "", TOKENS, 41, 0),
+        Fetch(2, "", TOKENS, 0, 0),
+        Fetch(2, "", TOKENS, 1, -1),
+        HELLO,
+    ],
+)
+def test_a_frame_that_does_not_fit_ends_the_connection(bench: Bench, frame: Frame) -> None:
+    bench.link.ask(1, ASKED, "trace")
+    with pytest.raises(ProtocolError):
+        bench.link.receive(frame)
+
+
+def test_a_silent_peer_is_dead_after_two_seconds(bench: Bench) -> None:
+    assert bench.link.tick(0.6, Beat(rows=3)) and bench.take() == [Beat(rows=3)]
+    assert bench.link.tick(1.9, Beat()) and not bench.link.tick(2.0, Beat())
+    bench.link.receive(Beat())
+    assert bench.link.tick(3.9, Beat())
+
+
+def test_engines_that_differ_are_refused_by_name_with_both_values() -> None:
+    other = Hello(VERSION, "other", "boot 2", "decode", "model", 32, 100, 10, "sockets")
+    assert disagreement(HELLO, other) == "page_size is 16 here and 32 at the peer"
+    assert disagreement(HELLO, HELLO) == ""
+
+
+def test_every_frame_survives_the_wire() -> None:
+    for frame in (HELLO, Beat(), Compute(1, "s", TOKENS, 2, 3, 4, "t"), Fetch(1, "", TOKENS, 1, 0), Rows(1, 2, 0, b"")):
+        assert decode(encode(frame)) == frame
+    for frame in (Declined(1, "no"), Taken(1), Released(1), Gone(1, "why"), CancelTicket(1)):
+        assert decode(encode(frame)) == frame
