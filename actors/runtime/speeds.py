@@ -30,7 +30,7 @@ CHANGED = 1.1
 
 
 class Pace:
-    """A moving average of seconds per unit of work."""
+    """A moving average of the seconds that one piece of work takes: one operation, one byte or one step."""
 
     def __init__(self) -> None:
         self._amount = self._seconds = 0.0
@@ -41,7 +41,7 @@ class Pace:
 
     @property
     def value(self) -> float:
-        """Seconds per unit; 0 before the first measurement."""
+        """Seconds for one piece of work; 0 before the first measurement."""
         return self._seconds / self._amount if self._amount else 0.0
 
 

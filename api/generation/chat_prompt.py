@@ -94,7 +94,7 @@ async def render(
 ) -> Prompt:
     """Render a chat with the model's template. Raises ApiError 400 if there is no template or the template refuses.
 
-    beginnings: parts of the chat at whose ends the client asks for a checkpoint.
+    beginnings: prefixes of the chat; the client asks for a checkpoint at the end of each.
     salt: the cache salt; the tokens of rendered text are remembered, and reused only under the same salt.
     """
     if not model.text.has_chat_template:

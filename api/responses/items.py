@@ -183,7 +183,7 @@ class FunctionCallItem:
         return call_item(self._id, self._call, self.growing.text, status_of(self))
 
     def message(self) -> dict[str, Any]:
-        """Return the call in the format of chat templates."""
+        """Return this tool call as a message for the chat template."""
         return call_message(self._call.id, self._call.name, self.growing.text)
 
     def first(self) -> list[Event]:

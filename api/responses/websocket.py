@@ -92,7 +92,7 @@ class Lane:
 
 
 class Connection:
-    """One websocket and its lanes."""
+    """One websocket. Each of its lanes runs one response at a time; different lanes run concurrently."""
 
     def __init__(self, request: web.Request, server: Server, socket: web.WebSocketResponse) -> None:
         self._request = request

@@ -226,7 +226,9 @@ class OpenTurn:
         self.number = session.highest_number + 1
         self.base = session.head  # the turn that this turn continues; None: the beginning
         self.base_tokens = session.tokens  # the history up to `base`
-        self.prompt: Tokens = b""  # the prompt of the turn's request: all tokens kept, and the input
+        self.prompt: Tokens = (
+            b""  # the prompt of the turn's request: the part of the history that it keeps, then the turn's input
+        )
         self.messages: tuple[dict[str, Any], ...] | None = None  # the new messages of a chat turn
         self.prefill_only = False  # the model only reads the input; the one token that is drawn is dropped
         self.parse: Callable[[str], ParsedAnswer] | None = None  # parses the text of the answer in a chat turn

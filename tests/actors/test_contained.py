@@ -164,7 +164,7 @@ def test_the_error_of_a_lost_device_is_raised(call: str) -> None:
 
 
 class FailsAt:
-    """A device whose call `call` raises the `at`-th time."""
+    """A device whose method `call` raises an error when it is called for the `at`-th time."""
 
     def __init__(self, device: Any, call: str, at: int) -> None:
         self._device, self._call, self._at = device, call, at

@@ -158,7 +158,7 @@ def test_sessions() -> None:
 def test_families(tmp_path: Path) -> None:
     sizes = ["--layers", "2", "--threads", "1", "--prompt", "64", "--batches", "2", "--repeats", "0"]
     lines = bench("--rounds", "2", "--weights", str(tmp_path), "families", "--shapes", "granite-151m", *sizes)
-    # There are two tables: one for the bare loop, one for the server.
+    # There are two tables: one for the decoding loop without a server, one for the server.
     compared = [after for line, after in pairwise(lines) if line.startswith("that / mamba2-129m's")]
     assert len(compared) == 2
     assert all(re.fullmatch(r"granite-151m( +[\d.]+ \([\d.]+-[\d.]+\)){2}", line) for line in compared)

@@ -21,7 +21,7 @@ from tests.api.hash_traffic import make_checkpoint
 from tests.api.server_process import SERVE, ServerProcess
 
 HEADER = HeaderEvent(2, 1.7e9, 100.0)
-BLOCK = 32  # units of 16 tokens in a block of a Mooncake trace
+BLOCK = 32  # a block of a Mooncake trace is 512 tokens: 32 times 16
 
 
 def mooncake(path: Path, *lines: tuple[int, int, int, list[int]]) -> Path:

@@ -14,7 +14,8 @@ from baton.actors.kinds import Kind
 
 S = TypeVar("S")
 Policy: TypeAlias = Literal["worth", "lru"]
-# At each end of a queue, at most this many states whose savings have changed are moved to another queue at a time.
+# A state's queue depends on what the state saves, which is recomputed only at an end of its queue. Each look at an end
+# moves at most this many states to the queues where they belong now.
 LOOKS = 8
 # The heap is built again after max(LEAST_FRESH, number of states ÷ FRESH_SHARE) uses of the pool.
 LEAST_FRESH, FRESH_SHARE = 16, 32

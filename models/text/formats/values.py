@@ -99,7 +99,7 @@ class StringValue:
         self._show(quoted(text))
 
     def end(self) -> None:
-        """Finish a complete value."""
+        """Show what is still held back of a value that is complete, such as its closing quote."""
         if self._shown:
             self._show('"')
         else:

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
 class Shape:
     """The sizes of the chats. Each step adds a tool call and the call's result."""
 
-    steps: int  # which step is the late step, counted from 1
+    steps: int  # number of the agent's step that is measured as the late one, from 1
     result: int  # characters of a tool's result
 
 

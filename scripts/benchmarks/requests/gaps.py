@@ -85,7 +85,7 @@ class Load:
 
     @asynccontextmanager
     async def running(self, streams: int) -> AsyncIterator[list[Stream]]:
-        """Run `streams` streams in a context: entering waits until all streams are warm, leaving aborts the streams."""
+        """A context in which this many streamed requests run: it begins when all are warm, and aborts them at its end."""
         running = [Stream() for _ in range(streams)]
         async with anyio.create_task_group() as tasks:
             for stream in running:

@@ -143,7 +143,10 @@ async def rates(
 
 
 async def measure(served: Served, vocabulary: int, rows: int, some: int, seconds: float, rounds: int) -> Figures:
-    """Measure, in each round, a batch without grammars and a batch with `some` grammars. The first round is dropped."""
+    """Measure in each round a batch without grammars, and one in which `some` of the `rows` requests have a grammar.
+
+    The first round is dropped.
+    """
     figures = Figures()
     mixed = [at < some for at in range(rows)]
     async with aiohttp.ClientSession(served.url) as http:

@@ -91,7 +91,10 @@ def joined(chat: Chat, wordings: list[str]) -> str:
 
 
 def choose(chat: Chat, known: bool) -> str:
-    """Choose a known or an unknown fact, or any fact if there is no such fact. The user's name is the most frequent."""
+    """Choose a fact that the chat has mentioned (`known`) or has not; any fact if there is none of that kind.
+
+    The user's name is chosen most often.
+    """
     keys = [key for key in FACTS if (key in chat.known) == known] or list(FACTS)
     return "name" if "name" in keys and chat.rng.random() < 0.3 else chat.rng.choice(keys)
 

@@ -41,7 +41,10 @@ class KimiText(FakeText):
 
 
 def calling(*names: str) -> str:
-    """Return an output with a call of each name. All ids end in 9, because a model may count wrongly."""
+    """Return an output that calls each of these tools once.
+
+    A model should number its calls in their ids. Here every id ends in 9, as if the model had counted wrongly.
+    """
     shown = (
         f"<|tool_call_begin|>functions.{name}:9<|tool_call_argument_begin|>{{}}<|tool_call_end|>" for name in names
     )
