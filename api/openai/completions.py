@@ -181,7 +181,7 @@ class ChoiceWriter:
         return CompletionChoice(index, text, self.logprobs(index, items), answer.finish_reason, answer.stop_reason)
 
     def logprobs(self, index: int, items: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
-        """Return the log probabilities of newly arrived tokens in OpenAI's format, or None if the client asks for none."""
+        """Return the log probabilities of newly arrived tokens in OpenAI's format; None if the client wants none."""
         if self._body.logprobs is None:
             return None
         result = CompletionLogprobs([], [], [], [])

@@ -19,7 +19,7 @@ from baton.api.sessions.store import SESSIONS
 
 routes = web.RouteTableDef()
 
-# Parts of an answer that the JSON object of a turn contains besides the text.
+# Parts of an answer that the JSON object of a turn contains in addition to the text.
 SHOWN_PARTS = ("reasoning_content", "tool_calls")
 
 SessionId = Annotated[str, Meta(pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,128}\Z")]

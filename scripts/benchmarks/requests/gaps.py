@@ -85,7 +85,7 @@ class Load:
 
     @asynccontextmanager
     async def running(self, streams: int) -> AsyncIterator[list[Stream]]:
-        """A context in which this many streamed requests run: it begins when all are warm, and aborts them at its end."""
+        """A context in which this many streamed requests run. It begins when all are warm, and its end aborts them."""
         running = [Stream() for _ in range(streams)]
         async with anyio.create_task_group() as tasks:
             for stream in running:

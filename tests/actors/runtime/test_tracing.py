@@ -60,7 +60,7 @@ def test_every_message_that_names_a_request_or_a_grant_has_a_trace() -> None:
 
 
 class Forwarder:
-    """An actor that sends two messages for each Abort, one at once and one from `act`, which name no grant or request."""
+    """An actor that sends two messages for each Abort, at once and from `act`. Neither names a grant or request."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
