@@ -135,6 +135,12 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=request.app[SERVER].metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
+@routes.get("/debug/peers")
+async def debug_peers(request: web.Request) -> web.Response:
+    """List the links to other engines, with their load, and the states that are asked for and lent."""
+    return answer_json(ring(request).debug_peers())
+
+
 @routes.get("/debug/slots")
 async def debug_slots(request: web.Request) -> web.Response:
     """List all slots with place, holder, age and contents. `?session=` marks the slots of that session's history."""

@@ -31,6 +31,7 @@ SCHEDULING = group("scheduling")
 SPEED = group("speed")
 SESSIONS = group("sessions and storage")
 NETWORK = group("network")
+PEERS = group("peers")
 SECURITY = group("security")
 OBSERVABILITY = group("observability")
 DEBUGGING = group("recovery and debugging")
@@ -218,6 +219,24 @@ class Config(Struct, frozen=True, kw_only=True):
     drain_timeout: Annotated[
         float, NETWORK, Meta(ge=0, le=1e7, description="seconds that running requests get to finish after SIGTERM")
     ] = 30.0
+
+    peer: Annotated[
+        tuple[str, ...],
+        PEERS,
+        Meta(description="address of another engine of the same model, HOST:PORT or unix:PATH; repeatable"),
+    ] = ()
+    peer_listen: Annotated[
+        str | None, PEERS, Meta(description="address to listen on for other engines, HOST:PORT or unix:PATH [none]")
+    ] = None
+    peer_key_file: Annotated[
+        str | None, PEERS, Meta(description="file with a secret that all engines share [none: only loopback addresses]")
+    ] = None
+    role: Annotated[
+        Literal["both", "prefill", "decode"],
+        PEERS,
+        Meta(description="preferred work: decode asks peers to compute long prompts, prefill computes for others"),
+    ] = "both"
+    engine_name: Annotated[str | None, PEERS, Meta(description="name of this engine for its peers [HOST:PORT]")] = None
 
     api_key: Annotated[
         tuple[str, ...],

@@ -5,7 +5,7 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -75,6 +75,9 @@ class LoadedModel:
     notes: list[str]  # lines for the log: sizes of weights and pools, and the reasons for these sizes
     build_relay: Callable[[Gateway], RunningRelay]  # makes the ring; must be called inside the event loop
     close: Callable[[], None] | None = None  # to be called after the ring has ended
+    run_peers: Callable[[], Coroutine[None, None, None]] | None = (
+        None  # keeps the links to other engines; None without peers
+    )
 
 
 Load = Callable[[Config, Progress], LoadedModel]
@@ -171,6 +174,8 @@ class Process:
         await tasks.start(self._run_ring, loaded)
         server.gateway.name_all()
         tasks.start_soon(self._sweep_sessions)
+        if loaded.run_peers is not None:
+            tasks.start_soon(loaded.run_peers)
         # The loaded model lives until the end. Freeze it, so that later garbage collections do not traverse it.
         gc.collect()
         gc.freeze()

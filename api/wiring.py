@@ -34,6 +34,7 @@ from baton.api.machine.device import allocate_pools, make_device, pick_device, p
 from baton.api.machine.memory import check_room, free_memory
 from baton.api.machine.native import start_native
 from baton.api.machine.threads import default_threads
+from baton.api.peering import Peering
 from baton.api.serve import LoadedModel, Progress, StartError
 from baton.api.telemetry.trace_file import TraceFile
 from baton.kernels.runtime.cpp import use_threads
@@ -93,11 +94,15 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
     }
     grammars = grammar_compiler(text, model.vocab_size)
     served = ServedModel(text, model.vocab_size, max_model_len, info, formats, grammars)
+    peering = None
+    if config.peer or config.peer_listen is not None:
+        peering = Peering(config, name_states(config, model, path), sizes, tiers.host, served)
     return LoadedModel(
         served,
         [f"weights of {weight_bytes(model) / 2**20:.1f} MiB (quantize: {config.quantize})", *notes(sizes)],
-        lambda gateway: build_relay(config, model, computes, tiers, sizes, text, grammars, gateway, trace),
+        lambda gateway: build_relay(config, model, computes, tiers, sizes, text, grammars, gateway, trace, peering),
         trace.close if trace is not None else None,
+        peering.run if peering is not None else None,
     )
 
 
@@ -242,6 +247,7 @@ def build_relay(
     grammars: GrammarCompiler,
     gateway: Gateway,
     trace: TraceFile | None = None,
+    peering: Peering | None = None,
 ) -> Relay:
     """Make the relay of the ring's actors for the model's device. Call this inside the event loop."""
     limits = Limits(
@@ -290,7 +296,10 @@ def build_relay(
         on_restart,
         trace.record if trace is not None else None,
         disk=tiers.disk,
+        peers=peering.connect(gateway) if peering is not None else None,
         constrain=constrained_by(grammars.grammars.matcher) if grammars.grammars is not None else refuse_grammars,
     )
+    if peering is not None:
+        peering.watch(relay)
     gateway.hold_grammar = grammars.hold
     return relay

@@ -21,7 +21,8 @@ from baton.actors.forward.actor import Forward
 from baton.actors.forward.launching import Device
 from baton.actors.forward.threads import DeviceThread
 from baton.actors.lease import Ledger, Move, Place, Violation
-from baton.actors.messages import DiskReport, Message, Ran, Restarted, Speeds, Transferred
+from baton.actors.messages import DiskReport, Message, PeerReport, Ran, Restarted, Speeds, Transferred
+from baton.actors.peers.engines import PeerEngines
 from baton.actors.results.actor import Constrain, ResultProcessor, Vocabulary, refuse_grammars
 from baton.actors.runtime.codec import Codec
 from baton.actors.runtime.events import Event, UnitEvent, move_event
@@ -65,7 +66,7 @@ class Unit:
         self._on_move = relay.on_move
         moved = self._poison if config.poison_freed else relay.on_move
         self.ledger = Ledger(config.slots, moved, relay.on_violation, self._loop.time)
-        self.traces = Traces(self._trace_of_queued)
+        self.traces = Traces(self.trace_of_queued)
         observer = MeasuringObserver(self.traces, relay.timings, relay.clock, relay.numbers, relay.on_event)
         carry = Codec(self.ledger).round_trip if config.codec_check else as_is
         self.runtime = Runtime(self.ledger, carry, observer)
@@ -76,6 +77,9 @@ class Unit:
         self._disk = relay.disk
         if self._disk is not None:
             self._disk.start(self._from_disk)
+        self._peers = relay.peers
+        if self._peers is not None:
+            self._peers.start(self._from_peers)
         self.cache = relay.make_cache(sender("cache"), self.ledger, pages)
         self.scheduler = Scheduler(sender("scheduler"), limits)
         self.forward = Forward(sender("forward"), self.device, limits.max_running)
@@ -99,6 +103,8 @@ class Unit:
         """Finish what is enqueued on the device and the disk, and end their threads."""
         self.ledger.close()  # live leases may be garbage-collected from now on
         self._broken.cancel()
+        if self._peers is not None:
+            self._peers.close()
         await anyio.to_thread.run_sync(self.device.close)
         if self._disk is not None:
             await anyio.to_thread.run_sync(self._disk.close)
@@ -112,6 +118,10 @@ class Unit:
     def _from_disk(self, message: DiskReport) -> None:
         self._loop.call_soon_threadsafe(self._arrived, "disk", "cache", message)
 
+    def _from_peers(self, message: PeerReport) -> None:
+        """Post a message from the peers, which are called on the event loop."""
+        self._arrived("peers", "cache", message)
+
     def _arrived(self, sender: str, to: Address, message: Message) -> None:
         """Send a message from another thread. On an error, fail the unit: nothing else would notice the loss."""
         try:
@@ -119,7 +129,7 @@ class Unit:
         except Exception as error:
             self._break(error)
 
-    def _trace_of_queued(self, grant: int) -> str:
+    def trace_of_queued(self, grant: int) -> str:
         record = self.scheduler.state.acquiring.get(grant)
         return record.request.trace if record is not None else ""
 
@@ -158,6 +168,7 @@ class Relay:
     on_event: called with every Event, from the event loop and from the device's thread; must return at once.
     clock: seconds, for events and timings.
     disk: the disk's thread; None if states are not written to files.
+    peers: the links to other engines; None if there are none.
     constrain: makes the constraints of requests with grammars, as in ResultProcessor.
     cache: makes the cache of a unit; None: one with the eviction policy and the tiers that the configuration names.
     """
@@ -174,6 +185,7 @@ class Relay:
         on_event: Callable[[Event], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         disk: DiskThread | None = None,
+        peers: PeerEngines | None = None,
         constrain: Constrain = refuse_grammars,
         cache: Callable[[Send, Ledger, PagePool], Cache] | None = None,
     ) -> None:
@@ -181,6 +193,7 @@ class Relay:
         self.on_move = on_move if on_event is None else _recording(on_event, clock, on_move)
         self.on_event, self.clock, self.timings, self.numbers = on_event, clock, Timings(), count(1)
         self._config, self._vocabulary, self.disk, self.constrain = config, vocabulary, disk, constrain
+        self.peers = peers
         page_size, self._speeds = max(config.limits.page_size, 1), Speeds(0.0, 0.0)
         timed_device = measured(device, config.costs, page_size, self._measured)
         self._device = timed(timed_device, self.timings, clock, on_event)
@@ -244,6 +257,21 @@ class Relay:
             "mailbox_depth": {address: len(box.envelopes) for address, box in unit.runtime.mailboxes.items()},
         }
 
+    def token_seconds(self) -> float:
+        """Return the seconds that one prompt token takes; 0 if that was not measured yet."""
+        return self._config.costs.saved(0, 1) * self._speeds.operation
+
+    def running_rows(self) -> int:
+        return len(self.unit.scheduler.state.rows)
+
+    def trace_of(self, grant: int) -> str:
+        """Return the trace id of a request whose Acquire is not answered yet."""
+        return self.unit.trace_of_queued(grant)
+
+    def debug_peers(self) -> list[dict[str, object]]:
+        """Return what is known of each link to a peer."""
+        return list(self.peers.figures()) if self.peers is not None else []
+
     def debug_slots(self) -> list[dict[str, object]]:
         """Return each slot's place, holder, generation and loans, and its use, where known."""
         unit = self.unit
@@ -256,7 +284,7 @@ class Relay:
 
     def _make_cache(self, send: Send, ledger: Ledger, pages: PagePool) -> Cache:
         config = self._config
-        return make_cache(send, ledger, pages, config.cache_policy, config.costs, config.tiers, self.disk)
+        return make_cache(send, ledger, pages, config.cache_policy, config.costs, config.tiers, self.disk, self.peers)
 
     def _make_unit(self) -> Unit:
         if self.on_event is not None:

@@ -118,6 +118,11 @@ class Gateway:
     def open_requests(self) -> int:
         return len(self._open)
 
+    def waiting_prompt_tokens(self) -> int:
+        """Return the number of prompt tokens of requests without a first token, apart from those found in the cache."""
+        waiting = (member for member in self._open.values() if member.first_token_at is None)
+        return sum(member.prompt_tokens - member.cached_tokens for member in waiting)
+
     # The actor
 
     def receive(self, message: Message) -> None:

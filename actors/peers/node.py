@@ -1,0 +1,219 @@
+"""The connections of an engine to its peers: it listens, connects again and again, and runs a Link over each."""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+import anyio
+import msgspec
+import structlog
+
+from baton.actors.peers import channel as channels
+from baton.actors.peers.channel import Channel, ChannelError, Open
+from baton.actors.peers.engines import PeerEngines
+from baton.actors.peers.frames import Frame, Hello, decode, disagreement, encode
+from baton.actors.peers.link import Link, ProtocolError
+from baton.actors.peers.mover import Mover, Pulled
+
+TICK_SECONDS = 0.1
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0  # between two attempts to connect
+MOST_STRANGERS = 16  # connections whose handshake is not complete; further ones are closed at once
+TOKEN_BYTES = 16
+
+MakeMover = Callable[[socket.socket, socket.socket, Pulled], Mover]
+"""Makes a mover from the sockets that it reads from and that it serves, and the function for ends of pulls."""
+
+
+class Refused(Exception):
+    """The reason why a peer cannot be linked: it is of another version, model or layout."""
+
+
+class QueueWire:
+    """The Wire of a connection: frames wait here for the task that sends them."""
+
+    def __init__(self) -> None:
+        self.frames: asyncio.Queue[Frame] = asyncio.Queue()
+
+    def send(self, frame: Frame) -> None:
+        self.frames.put_nowait(frame)
+
+
+@dataclass
+class Expected:
+    """A link on the listening side that still waits for its mover's two connections."""
+
+    read: asyncio.Future[socket.socket]
+    serve: asyncio.Future[socket.socket]
+
+
+class PeerNode:
+    """Listens for peers, and keeps a connection to each configured address."""
+
+    def __init__(self, engines: PeerEngines, make_mover: MakeMover, key: bytes) -> None:
+        self._engines, self._make_mover, self._key = engines, make_mover, key
+        self._log = structlog.get_logger()
+        self._expected: dict[bytes, Expected] = {}  # by token
+        self._strangers = 0
+        self._numbers = count(1)
+
+    async def serve(self, listening: socket.socket) -> None:
+        """Accept peers on a listening socket until cancelled."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    sock, _ = await loop.sock_accept(listening)
+                    if self._strangers >= MOST_STRANGERS:
+                        sock.close()
+                    else:
+                        tasks.start_soon(self._accepted, Channel(sock))
+        finally:
+            listening.close()
+
+    async def keep_connected(self, address: str) -> None:
+        """Keep a link to the peer at this address until cancelled."""
+        pause, said = FIRST_PAUSE_S, ""
+        while True:
+            try:
+                await self._connect(address)
+                pause, said = FIRST_PAUSE_S, ""
+            except (OSError, TimeoutError, ChannelError, Refused) as error:
+                if str(error) != said:
+                    said = str(error)
+                    self._log.warning("no link to the peer", address=address, error=said or type(error).__name__)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+            await asyncio.sleep(pause)
+
+    # The connecting side
+
+    async def _connect(self, address: str) -> None:
+        main = await channels.connect(address, self._key, "link")
+        open_channels = [main]
+        try:
+            await main.send(encode(self._engines.hello))
+            theirs = await self._their_hello(main)
+            open_channels.append(reads := await channels.connect(address, self._key, "read", theirs.token))
+            open_channels.append(serves := await channels.connect(address, self._key, "serve", theirs.token))
+            del open_channels[1:]  # The mover owns these now.
+            await self._run(main, theirs, reads.detach(), serves.detach())
+        finally:
+            for opened in open_channels:
+                opened.close()
+
+    # The listening side
+
+    async def _accepted(self, channel: Channel) -> None:
+        self._strangers += 1
+        try:
+            opened = await channels.accept(channel, self._key)
+        except (ChannelError, TimeoutError):
+            channel.close()
+            return
+        finally:
+            self._strangers -= 1
+        if opened.purpose == "link":
+            await self._linked(channel)
+        else:
+            self._add_to_link(opened, channel)
+
+    def _add_to_link(self, opened: Open, channel: Channel) -> None:
+        """Pass a mover's connection to the link that waits for it; close the connection if none does."""
+        expected = self._expected.get(opened.token)
+        if expected is not None:
+            # The connecting side reads where this side serves.
+            future = expected.serve if opened.purpose == "read" else expected.read
+            if not future.done():
+                future.set_result(channel.detach())
+                return
+        channel.close()
+
+    async def _linked(self, main: Channel) -> None:
+        token = secrets.token_bytes(TOKEN_BYTES)
+        loop = asyncio.get_running_loop()
+        expected = self._expected[token] = Expected(loop.create_future(), loop.create_future())
+        sockets: list[socket.socket] = []
+        try:
+            await main.send(encode(msgspec.structs.replace(self._engines.hello, token=token)))
+            theirs = await self._their_hello(main)
+            async with asyncio.timeout(channels.HANDSHAKE_SECONDS):
+                sockets += [await expected.read, await expected.serve]
+            reads, serves = sockets
+            sockets.clear()
+            await self._run(main, theirs, reads, serves)
+        except (ChannelError, TimeoutError, Refused) as error:
+            self._log.warning("a peer was refused", error=str(error) or type(error).__name__)
+        finally:
+            del self._expected[token]
+            main.close()
+            for sock in sockets:
+                sock.close()
+
+    # Both sides
+
+    async def _their_hello(self, channel: Channel) -> Hello:
+        """Receive the peer's Hello. Raises Refused if the engines differ, ChannelError if it is no Hello."""
+        async with asyncio.timeout(channels.HANDSHAKE_SECONDS):
+            frame = _decoded(await channel.receive())
+        if not isinstance(frame, Hello):
+            raise ChannelError(f"a {type(frame).__name__} where a Hello was expected")
+        if difference := disagreement(self._engines.hello, frame):
+            raise Refused(difference)
+        return frame
+
+    async def _run(self, main: Channel, theirs: Hello, reads: socket.socket, serves: socket.socket) -> None:
+        """Run a link until its connection ends."""
+        wire, loop = QueueWire(), asyncio.get_running_loop()
+        name = f"{theirs.engine}#{next(self._numbers)}"
+        mover = self._make_mover(reads, serves, lambda *end: link.pulled(*end))
+        link = Link(name, theirs, wire, mover, self._engines, loop.time())
+        self._engines.add(link)
+        self._log.info("peer", link=name, role=theirs.role, boot=theirs.boot)
+        why = "the engine ends"
+        try:
+            await self._carry(main, link, wire)
+        except (ChannelError, ProtocolError) as error:
+            why = str(error)
+        finally:
+            self._engines.remove(link, why)
+            self._log.info("peer lost", link=name, reason=why)
+
+    async def _carry(self, main: Channel, link: Link, wire: QueueWire) -> None:
+        """Carry frames until the connection ends or the peer is silent. Raises ChannelError or ProtocolError."""
+        jobs = [
+            asyncio.ensure_future(job) for job in (self._receive(main, link), self._send(main, wire), self._tick(link))
+        ]
+        try:
+            done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+            for job in done:
+                job.result()
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def _receive(self, main: Channel, link: Link) -> None:
+        while True:
+            frame = _decoded(await main.receive())
+            link.now = asyncio.get_running_loop().time()
+            link.receive(frame)
+
+    async def _send(self, main: Channel, wire: QueueWire) -> None:
+        while True:
+            await main.send(encode(await wire.frames.get()))
+
+    async def _tick(self, link: Link) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            if not link.tick(loop.time(), self._engines.load()):
+                raise ChannelError("the peer has been silent for two seconds")
+            await asyncio.sleep(TICK_SECONDS)
+
+
+def _decoded(data: bytes) -> Frame:
+    try:
+        return decode(data)
+    except msgspec.DecodeError as error:
+        raise ChannelError(f"no frame: {error}") from error
