@@ -8,6 +8,7 @@ import asyncio
 import hmac
 import secrets
 import socket
+from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -132,6 +133,8 @@ async def connect(address: str, key: bytes, purpose: Purpose, token: bytes = b""
 def listen(address: str) -> socket.socket:
     """Return a listening socket for HOST:PORT or unix:PATH. Raises OSError, or ValueError if the address is neither."""
     family, where = parsed(address)
+    if isinstance(where, str):
+        _remove_stale(where)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family != socket.AF_UNIX:
@@ -143,6 +146,17 @@ def listen(address: str) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket file of a process that was killed: nothing listens on it any more."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink()
+        except OSError:
+            return  # There is no such file, or it is no socket: `bind` says so.
 
 
 def parsed(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
