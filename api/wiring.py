@@ -34,7 +34,7 @@ from baton.api.machine.device import allocate_pools, make_device, pick_device, p
 from baton.api.machine.memory import check_room, free_memory
 from baton.api.machine.native import start_native
 from baton.api.machine.threads import default_threads
-from baton.api.peering import Peering
+from baton.api.peering.links import Peering
 from baton.api.serve import LoadedModel, Progress, StartError
 from baton.api.telemetry.trace_file import TraceFile
 from baton.kernels.runtime.cpp import use_threads

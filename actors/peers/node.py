@@ -27,7 +27,7 @@ MakeMover = Callable[[socket.socket, socket.socket, Pulled], Mover]
 """Makes a mover from the sockets that it reads from and that it serves, and the function for ends of pulls."""
 
 
-class Refused(Exception):
+class PeerRefused(Exception):
     """The reason why a peer cannot be linked: it is of another version, model or layout."""
 
 
@@ -75,15 +75,15 @@ class PeerNode:
 
     async def keep_connected(self, address: str) -> None:
         """Keep a link to the peer at this address until cancelled."""
-        pause, said = FIRST_PAUSE_S, ""
+        pause, last_error = FIRST_PAUSE_S, ""
         while True:
             try:
                 await self._connect(address)
-                pause, said = FIRST_PAUSE_S, ""
-            except (OSError, TimeoutError, ChannelError, Refused) as error:
-                if str(error) != said:
-                    said = str(error)
-                    self._log.warning("no link to the peer", address=address, error=said or type(error).__name__)
+                pause, last_error = FIRST_PAUSE_S, ""
+            except (OSError, TimeoutError, ChannelError, PeerRefused) as error:
+                if str(error) != last_error:
+                    last_error = str(error)
+                    self._log.warning("no link to the peer", address=address, error=last_error or type(error).__name__)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
             await asyncio.sleep(pause)
 
@@ -143,7 +143,7 @@ class PeerNode:
             reads, serves = sockets
             sockets.clear()
             await self._run(main, theirs, reads, serves)
-        except (ChannelError, TimeoutError, Refused) as error:
+        except (ChannelError, TimeoutError, PeerRefused) as error:
             self._log.warning("a peer was refused", error=str(error) or type(error).__name__)
         finally:
             del self._expected[token]
@@ -154,13 +154,13 @@ class PeerNode:
     # Both sides
 
     async def _their_hello(self, channel: Channel) -> Hello:
-        """Receive the peer's Hello. Raises Refused if the engines differ, ChannelError if it is no Hello."""
+        """Receive the peer's Hello. Raises PeerRefused if the engines differ, ChannelError if it is no Hello."""
         async with asyncio.timeout(channels.HANDSHAKE_SECONDS):
             frame = _decoded(await channel.receive())
         if not isinstance(frame, Hello):
             raise ChannelError(f"a {type(frame).__name__} where a Hello was expected")
         if difference := disagreement(self._engines.hello, frame):
-            raise Refused(difference)
+            raise PeerRefused(difference)
         return frame
 
     async def _run(self, main: Channel, theirs: Hello, reads: socket.socket, serves: socket.socket) -> None:

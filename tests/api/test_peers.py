@@ -99,7 +99,7 @@ def test_a_peer_with_another_key_is_refused(
 
 
 def test_a_stranger_learns_sixteen_random_bytes(engines: tuple[ServerProcess, ServerProcess], address: str) -> None:
-    """What a stranger sends ends its connection, and the server goes on."""
+    """A stranger's bytes end its connection, and the server goes on."""
     _, decode = engines
     for sent in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\4abcd", b"\xff" * 1000, b""):
         with socket.socket(socket.AF_UNIX) as stranger:

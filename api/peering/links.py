@@ -1,9 +1,7 @@
-"""The peers of a server: its links to other engines, and the requests that it computes for them."""
+"""The links of a server to its peers, from the options to the tasks that keep them."""
 
-import asyncio
 import ipaddress
 import secrets
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -11,19 +9,16 @@ from typing import Protocol
 import anyio
 
 from baton.actors.peers import channel as channels
-from baton.actors.peers.engines import PeerEngines, session_of
-from baton.actors.peers.frames import VERSION, Beat, Compute, Hello
+from baton.actors.peers.engines import PeerEngines
+from baton.actors.peers.frames import VERSION, Beat, Hello
 from baton.actors.peers.node import PeerNode
 from baton.actors.peers.sockets import NAME, SocketMover
-from baton.actors.requests import PeerHint, Request, Sampling, Stops
 from baton.actors.runtime.sizing import PoolSizes
 from baton.actors.storage.host_memory import HostStates
-from baton.actors.tokens import count, unpack
 from baton.api.config import Config, ConfigError
-from baton.api.errors import ApiError
 from baton.api.generation.gateway import Gateway
-from baton.api.generation.outputs import Generation
 from baton.api.generation.served_model import ServedModel
+from baton.api.peering.requests import PeerRequests
 
 LEAST_KEY = 16  # bytes
 
@@ -42,60 +37,6 @@ class RingLoad(Protocol):
     def trace_of(self, grant: int) -> str:
         """Return the trace id of the request with this grant."""
         ...
-
-
-class PeerRequests:
-    """The requests that compute states for peers. They run like any client's, and draw one token, which is dropped."""
-
-    def __init__(self, gateway: Gateway, vocab_size: int, max_model_len: int) -> None:
-        self.computed: Callable[[int, str], None] = lambda loan, error: None  # called when a request has ended
-        self._gateway, self._vocab_size, self._max_model_len = gateway, vocab_size, max_model_len
-        self._boot = secrets.token_hex(4)
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by loan
-
-    def begin(self, loan: int, frame: Compute, link: str) -> str:
-        """Submit a request that ends at the state; return "", or why not."""
-        length = count(frame.tokens)
-        if length >= self._max_model_len or not all(0 <= token < self._vocab_size for token in unpack(frame.tokens)):
-            return "the tokens are not of this model"
-        request = Request(
-            id=f"peer-{self._boot}-{loan}",
-            tokens=frame.tokens,
-            prompt_len=length,
-            sampling=Sampling(temperature=0.0),
-            stops=Stops(1),
-            priority=frame.priority,
-            salt=frame.salt,
-            session=session_of(loan),
-            flow=link,
-            trace=frame.trace,
-            hint=PeerHint(link, frame.have),
-        )
-        try:
-            generation = self._gateway.submit([request])
-        except ApiError as error:
-            return error.message
-        self._tasks[loan] = asyncio.ensure_future(self._await(loan, generation))
-        return ""
-
-    async def _await(self, loan: int, generation: Generation) -> None:
-        error = "aborted"
-        try:
-            with generation:
-                while not generation.finished:
-                    await generation.next()
-            reason = generation.members[0].finish_reason
-            error = "" if reason in ("stop", "length") else str(reason)
-        except ApiError as failure:
-            error = failure.message
-        finally:
-            del self._tasks[loan]
-        self.computed(loan, error)
-
-    def stop(self, loan: int) -> None:
-        """Abort a request."""
-        if (task := self._tasks.get(loan)) is not None:
-            task.cancel()
 
 
 class Peering:
