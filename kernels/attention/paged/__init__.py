@@ -9,7 +9,9 @@ from baton.kernels.runtime.triton import takes
 __all__ = ["paged_attention", "write_pages"]
 
 write_pages = dispatch(
-    reference.write_pages, (native.takes_written, native.write_pages), triton="baton.kernels.attention.paged.triton"
+    reference.write_pages,
+    (native.takes_written, native.write_pages),
+    triton="baton.kernels.attention.paged.triton_write",
 )
 
 

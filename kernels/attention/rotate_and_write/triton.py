@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.attention.paged.triton import copy_row, in_pages
+from baton.kernels.attention.paged.triton_write import copy_row, in_pages
 from baton.kernels.attention.rotary.triton import candidates, rotate_row
 from baton.kernels.runtime.triton import config_of, launch
 from baton.kernels.runtime.triton.jit import jit

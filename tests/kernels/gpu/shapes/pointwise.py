@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import baton.kernels.activations.triton
-import baton.kernels.attention.paged.triton
+import baton.kernels.attention.paged.triton_write
 import baton.kernels.attention.rotary.triton
 import baton.kernels.attention.rotate_and_write.triton
 
@@ -20,7 +20,7 @@ def write(heads: int, kv_heads: int, width: int, turned: int, dtype: torch.dtype
     cos = sin = torch.empty(3, 1, turned, device="meta")
     places = torch.empty(3, dtype=torch.int64, device="meta")
     baton.kernels.attention.rotate_and_write.triton.rotate_and_write(query, keys, values, cos, sin, *pages, places)
-    baton.kernels.attention.paged.triton.write_pages(keys, values, *pages, places)
+    baton.kernels.attention.paged.triton_write.write_pages(keys, values, *pages, places)
     baton.kernels.attention.rotary.triton.rotate(query, cos, sin)
 
 
