@@ -146,8 +146,8 @@ class NoTiers:
 
     def receive(self, message: TierMessage) -> None:
         match message:
-            case Name(session):
-                self._send("api", Kept(session, "tokens", 0))
+            case Name(session, ticket=ticket):
+                self._send("api", Kept(session, "tokens", 0, ticket))
             case Suspend(ticket):
                 self._send("api", Suspended(ticket, "tokens", 0))
             case Unname() | Speeds():
