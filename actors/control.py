@@ -27,12 +27,13 @@ class Flushed(Struct, tag=True, array_like=True):
 class Name(Struct, tag=True, array_like=True):
     """api → cache: give the session's name to the deepest cached state on the path of these tokens.
 
-    Answered by Kept. The cache delays the command while a grant of the session is open.
+    Answered by Kept with the same ticket. The cache delays the command while a grant of the session is open.
     """
 
     session: str
     salt: str
     tokens: Tokens
+    ticket: int = 0  # chosen by the api, returned in the answer; 0 if the api does not wait for the answer
 
 
 class Unname(Struct, tag=True, array_like=True):
@@ -68,6 +69,7 @@ class Kept(Struct, tag=True, array_like=True):
     session: str
     tier: Tier
     position: int  # tokens that the state has consumed
+    ticket: int = 0  # the ticket of the Name that this answers; 0 if it reports a move
 
 
 class Speeds(Struct, tag=True, array_like=True):

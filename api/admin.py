@@ -1,6 +1,7 @@
 """Endpoints for operators: models, health, information, metrics, debugging, abort, flush and pause."""
 
 import time
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from aiohttp import web
@@ -56,21 +57,25 @@ async def version(request: web.Request) -> web.Response:
 
 
 def card(server: Server, model: ServedModel) -> dict[str, Any]:
-    """Return the model object of OpenAI's API."""
-    return {
-        "id": server.name,
-        "object": "model",
-        "created": int(server.started),
-        "owned_by": "baton",
-        "root": server.name,
-        "max_model_len": model.max_model_len,
+    """Return the model object, with the fields of OpenAI's API and those of Anthropic's."""
+    started, length = int(server.started), model.max_model_len
+    openai = {"object": "model", "created": started, "owned_by": "baton", "root": server.name, "max_model_len": length}
+    anthropic = {
+        "type": "model",
+        "display_name": server.name,
+        "created_at": datetime.fromtimestamp(started, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": length,
+        "max_tokens": length,
     }
+    return {"id": server.name, **openai, **anthropic}
 
 
 @routes.get("/v1/models")
 async def models(request: web.Request) -> web.Response:
     server = request.app[SERVER]
-    return answer_json({"object": "list", "data": [card(server, server.ready())]})
+    page = {"has_more": False, "first_id": server.name, "last_id": server.name}  # Anthropic's fields of a list
+    return answer_json({"object": "list", "data": [card(server, server.ready())], **page})
 
 
 @routes.get("/v1/models/{model:.+}")

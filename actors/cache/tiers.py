@@ -140,8 +140,8 @@ class NoTiers:
 
     def receive(self, message: Message) -> None:
         match message:
-            case Name(session):
-                self._send("api", Kept(session, "tokens", 0))
+            case Name(session, ticket=ticket):
+                self._send("api", Kept(session, "tokens", 0, ticket))
             case Suspend(ticket):
                 self._send("api", Suspended(ticket, "tokens", 0))
             case Unname() | Speeds():

@@ -1,7 +1,9 @@
 """The set of all connections: it limits their number and bytes in flight, and ends those without progress."""
 
 import asyncio
+import ipaddress
 import select
+import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -40,10 +42,18 @@ class Connections:
         return self._served[request.protocol]
 
     async def listen(self, server: web.Server, host: str, port: int) -> tuple[Any, ...]:
-        """Accept connections and have `server` serve them. Return the bound address. Raises OSError."""
+        """Accept connections and have `server` serve them. Return the bound address. Raises OSError.
+
+        host: "::" stands for all addresses, those of IPv4 included.
+        """
         loop = asyncio.get_running_loop()
         make = self.served_by(server)
-        self._listening = await loop.create_server(make, host, port, backlog=BACKLOG)
+        if is_every_address(host) and socket.has_dualstack_ipv6():
+            # `loop.create_server` would restrict a socket that it makes for an IPv6 address to IPv6.
+            both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+            self._listening = await loop.create_server(make, sock=both, backlog=BACKLOG)
+        else:
+            self._listening = await loop.create_server(make, host, port, backlog=BACKLOG)
         return cast(tuple[Any, ...], self._listening.sockets[0].getsockname())
 
     def served_by(self, server: web.Server) -> Callable[[], ClientConnection]:
@@ -157,6 +167,14 @@ class Connections:
                 connection.answer(too_slow("headers", self.limits.headers))
             case _:
                 connection.abort()
+
+
+def is_every_address(host: str) -> bool:
+    """Return whether `host` is IPv6's address for all interfaces, in any spelling."""
+    try:
+        return ipaddress.IPv6Address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def departed(connections: Sequence[ClientConnection]) -> list[ClientConnection]:

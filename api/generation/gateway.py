@@ -101,7 +101,8 @@ class Gateway:
         self._send: Send | None = None
         self._open: dict[str, Member] = {}  # members that still get outputs, by request id
         self._abandoned: set[str] = set()  # ids of aborted requests whose last message has not arrived yet
-        self._tickets = count(1)  # numbers that match Flush, Suspend and Pause with their replies
+        self._tickets = count(1)  # numbers that match Name, Flush, Suspend and Pause with their replies
+        self._naming: dict[int, asyncio.Future[None]] = {}
         self._flushes: dict[int, asyncio.Future[None]] = {}
         self._suspending: dict[int, asyncio.Future[Suspended]] = {}
         self._pausing: dict[int, asyncio.Future[None]] = {}
@@ -143,6 +144,7 @@ class Gateway:
                     pause.set_result(None)
             case Kept():
                 self.sessions.on_kept(message)
+                self._end_naming([message.ticket])
             case Drained():
                 if self._drained is not None and not self._drained.done():
                     self._drained.set_result(message.leaks)
@@ -239,13 +241,18 @@ class Gateway:
         self._post("scheduler", Continue())
         self.paused = None
 
-    def name(self, session: str, salt: str, tokens: Tokens) -> None:
+    def name(self, session: str, salt: str, tokens: Tokens) -> asyncio.Future[None] | None:
         """Ask the cache to put the session's name on the deepest state at or before the end of `tokens`.
 
-        Do nothing before the ring exists: `name_all` names all sessions as soon as it exists.
+        Return a future that is done when the registry has been notified of that state, or when the ring has restarted
+        or failed. Return None without a working ring: `name_all` names all sessions as soon as there is one.
         """
-        if self._send is not None:
-            self._post("cache", Name(session, salt, tokens))
+        if self._send is None or self._lost is not None:
+            return None
+        ticket = next(self._tickets)
+        self._naming[ticket] = asyncio.get_running_loop().create_future()
+        self._post("cache", Name(session, salt, tokens, ticket))
+        return self._naming[ticket]
 
     def unname(self, session: str) -> None:
         """Remove the name of a closed session."""
@@ -308,6 +315,7 @@ class Gateway:
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
+        self._end_naming(list(self._naming))
         for generation in {id(m.generation): m.generation for m in self._open.values()}.values():
             generation.fail(error)
 
@@ -327,10 +335,11 @@ class Gateway:
         """Repeat all unanswered requests and commands to the restarted actors, or answer them here.
 
         Tree and pools are empty after a restart. Pending suspensions are therefore answered with "tokens": the state is
-        lost, and the session will continue from its tokens.
+        lost, and the session will continue from its tokens. `name_all` reports the same to the registry.
         """
         self._abandoned.clear()
         self._changed.set()
+        self._end_naming(list(self._naming))
         for ticket in self._flushes:
             self._post("cache", Flush(ticket))
         for ticket, suspension in self._suspending.items():
@@ -346,6 +355,12 @@ class Gateway:
                 self._post("scheduler", Submit(again, resubmitted=True))
         if self._drained is not None and not self._drained.done():
             self._post("scheduler", Drain())
+
+    def _end_naming(self, tickets: Iterable[int]) -> None:
+        """End the waits for the answers to these Names."""
+        for ticket in tickets:
+            if (naming := self._naming.pop(ticket, None)) is not None and not naming.done():
+                naming.set_result(None)
 
     def _pause_again(self) -> None:
         """Pause the new scheduler too. If the pause has ended by now, release the callers still waiting in `pause`."""

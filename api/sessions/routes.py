@@ -62,6 +62,8 @@ async def create_session(request: web.Request) -> web.Response:
 async def list_sessions(request: web.Request) -> web.Response:
     request.app[SERVER].ready()
     sessions = request.app[SESSIONS].list(owner_of(request))
+    for session in sessions:
+        await session.wait_named()
     return answer_json({"object": "list", "data": [describe(session) for session in sessions]})
 
 
@@ -72,6 +74,7 @@ async def get_session(request: web.Request) -> web.Response:
     session.settle_if_over()
     with suppress(ApiError):  # A failed write is no error here: the field "saved" reports it.
         await session.wait_saved()
+    await session.wait_named()
     return answer_json(describe(session) | {"turns": [describe_turn(turn) for turn in turns(session.head)]})
 
 
@@ -94,6 +97,7 @@ async def fork_session(request: web.Request) -> web.Response:
     turn = session.head if body.turn is None else session.find(body.turn)
     fork = sessions.fork(session, turn, body.id)
     await sessions.wait_created(fork)
+    await fork.wait_named()
     return answer_json(describe(fork))
 
 
@@ -105,6 +109,7 @@ async def rewind_session(request: web.Request) -> web.Response:
     session.check_after(body.after)
     sessions.rewind(session, body.turn)
     await session.wait_saved()
+    await session.wait_named()
     return answer_json(describe(session))
 
 

@@ -45,6 +45,7 @@ class Session:
     saver: Saver | None = None  # writes the log to a file; None if the session is only in memory
     state_tier: Tier = "tokens"  # where the ring has the session's state
     state_position: int = 0  # tokens that the state has consumed
+    naming: asyncio.Future[None] | None = None  # ends when `state_tier` and `state_position` follow the last Name
     suspended: bool = False  # the session was not used since its state left the slot
     created: int = field(default_factory=lambda: int(time.time()))  # Unix time
     used: float = field(init=False)  # time of the last use, on `clock`
@@ -105,6 +106,8 @@ class Session:
         self.check_idle()
         self._check_room()
         self.suspended = False
+        if self.naming is not None:
+            self.naming.cancel()  # The ring may delay the answer until the new turn has ended.
         self.running = OpenTurn(self, request)
         return self.running
 
@@ -177,6 +180,11 @@ class Session:
         """
         if self.saver is not None:
             await self.saver.wait_saved()
+
+    async def wait_named(self) -> None:
+        """Wait until the ring has reported the state from which the session resumes after a fork or rewind."""
+        if self.naming is not None:
+            await asyncio.wait({self.naming})
 
     def records(self) -> list[LogRecord]:
         """Return all records of the session, for writing a complete file."""

@@ -3,6 +3,7 @@
 An owner is the digest of an API key, or empty without keys.
 """
 
+import asyncio
 import time
 import uuid
 from collections import Counter
@@ -29,7 +30,7 @@ from baton.api.sessions.session import Session
 class SessionGateway(Protocol):
     """The part of the gateway that sends names of sessions to the ring."""
 
-    def name(self, session: str, salt: str, tokens: Tokens) -> None: ...
+    def name(self, session: str, salt: str, tokens: Tokens) -> asyncio.Future[None] | None: ...
 
     def unname(self, session: str) -> None: ...
 
@@ -115,7 +116,7 @@ class SessionStore:
         session = Session(id=id, owner=owner, salt=salt, clock=self._clock, idle_timeout=timeout, branching=branching)
         self._make_room(owner)
         self._take_in(session)
-        self._gateway.name(session.key, session.salt, session.tokens)
+        self._name(session)
         if session.saver is not None:
             session.saver.rewrite()
         return session
@@ -157,13 +158,13 @@ class SessionStore:
         fork.head, fork.tokens = turn, history(turn)
         fork.highest_number = turn.number if turn is not None else 0
         fork.parent = (session.id, fork.highest_number)
-        self._gateway.name(fork.key, fork.salt, fork.tokens)
+        self._name(fork)
         return fork
 
     def rewind(self, session: Session, number: int) -> None:
         """Delete the turns after `number`. Raises ApiError 400, 409."""
         session.rewind(number)
-        self._gateway.name(session.key, session.salt, session.tokens)
+        self._name(session)
 
     def close(self, session: Session) -> None:
         """Remove a session, its name in the ring, and its file."""
@@ -230,6 +231,10 @@ class SessionStore:
         return self._disk.used if self._disk is not None else 0
 
     # Internal
+
+    def _name(self, session: Session) -> None:
+        """Tell the ring the session's tokens. Await `Session.wait_named` before a client learns of its state."""
+        session.naming = self._gateway.name(session.key, session.salt, session.tokens)
 
     def _take_in(self, session: Session, size: int = 0) -> None:
         """Add a session to the store. size: size of its file in bytes, 0 if it has no file yet."""

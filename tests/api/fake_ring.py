@@ -27,6 +27,7 @@ from baton.actors.messages import (
     Ended,
     Flush,
     Flushed,
+    Kept,
     Message,
     Name,
     Pause,
@@ -136,6 +137,7 @@ class FakeRing:
     def __init__(self, gateway: Gateway) -> None:
         self.sent: list[Message] = []  # all messages from the api, in order
         self.reply = "Hello, wörld."
+        self.held_names = False  # if true, Name gets no answer
         self.held = False  # if true, requests wait until `release` is called
         self.cached = 0
         self.miss_reason: MissReason = ""
@@ -172,7 +174,11 @@ class FakeRing:
                 loop.call_soon(self.deliver, Paused(ticket))
             case Continue():
                 assert to == "scheduler"
-            case Name() | Unname():
+            case Name(session, ticket=ticket):
+                assert to == "cache"
+                if not self.held_names:
+                    loop.call_soon(self.deliver, Kept(session, "tokens", 0, ticket))
+            case Unname():
                 assert to == "cache"
             case Suspend(ticket):
                 assert to == "cache"

@@ -1,13 +1,20 @@
-"""Health and pauses, as tools of SGLang use them."""
+"""Health and pauses, as tools of SGLang use them; models, as the official clients of OpenAI and Anthropic read them."""
 
 import asyncio
+from datetime import UTC, datetime
+from functools import partial
 
+import anthropic
+import openai
 import pytest
 
 from baton.actors.messages import Abort, Continue, Pause
 from tests.api.fake_ring import serving
 
 pytestmark = pytest.mark.anyio
+# Clients that refuse an answer whose fields have other types.
+CHECKED_OPENAI = partial(openai.AsyncOpenAI, _strict_response_validation=True)
+CHECKED_ANTHROPIC = partial(anthropic.AsyncAnthropic, _strict_response_validation=True)
 
 
 async def test_health_by_generating() -> None:
@@ -63,3 +70,31 @@ async def test_pause_and_continue() -> None:
         assert (await served.error("/continue_generation", {"mode": "x"}))[0] == 400
     async with serving(ready=False) as served:
         assert [(await served.error(f"/{name}_generation", {}))[0] for name in ("pause", "continue")] == [503, 503]
+
+
+async def test_openais_client_lists_the_model() -> None:
+    async with serving() as served, CHECKED_OPENAI(base_url=f"{served.url}v1", api_key="none") as api:
+        models = [model async for model in api.models.list()]
+        assert [(model.id, model.object, model.owned_by) for model in models] == [("fake", "model", "baton")]
+        assert models[0].created == int(served.server.started)
+        assert await api.models.retrieve("fake") == models[0]
+        with pytest.raises(openai.NotFoundError):
+            await api.models.retrieve("another")
+
+
+async def test_anthropics_client_lists_the_model() -> None:
+    async with (
+        serving() as served,
+        CHECKED_ANTHROPIC(base_url=served.url, api_key="none", max_retries=0) as api,
+    ):
+        page = await api.models.list(limit=5)
+        assert (page.has_more, page.first_id, page.last_id) == (False, "fake", "fake")
+        models = [model async for model in api.models.list()]
+        assert [(model.id, model.type, model.display_name) for model in models] == [("fake", "model", "fake")]
+        [model] = models
+        assert model.created_at == datetime.fromtimestamp(int(served.server.started), UTC)
+        assert (model.lifecycle, model.max_input_tokens, model.max_tokens) == ("active", 256, 256)
+        assert await api.models.retrieve("fake") == model
+        assert [each.display_name async for each in api.beta.models.list()] == ["fake"]
+        with pytest.raises(anthropic.NotFoundError):
+            await api.models.retrieve("another")

@@ -1,6 +1,7 @@
 """The server's process around a fake ring: a port that answers during loading, drain, signals, exit codes, log."""
 
 import signal
+import socket
 import threading
 from http.client import HTTPException
 from typing import Any
@@ -92,6 +93,19 @@ def test_the_port_answers_while_the_model_loads() -> None:
         assert (server.status("/health"), server.status("/ready"), server.status("/v1/models")) == (200, 503, 503)
         status, answer = server.post("/v1/chat/completions", CHAT)
         assert (status, answer["error"]["code"]) == (503, "loading")
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6, or no socket for both")
+@pytest.mark.parametrize(("host", "versions"), [("::", [4, 6]), ("::1", [6])])
+def test_the_address_of_all_interfaces_takes_ipv4_and_ipv6(host: str, versions: list[int]) -> None:
+    with ServerProcess([FAKE, "plain", f"host={host}"]) as server:
+        own = server.url
+        assert own.startswith(f"http://[{host}]:")
+        answering = []
+        for version, address in ((4, "127.0.0.1"), (6, "[::1]")):
+            server.url = f"http://{address}:{own.rpartition(':')[2]}"
+            answering += [version] if server.status("/ready") == 200 else []
+    assert answering == versions
 
 
 @pytest.mark.parametrize("option", ["host=no.such.host.invalid", "host=127.0.0.1"])

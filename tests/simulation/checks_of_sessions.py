@@ -105,6 +105,7 @@ class SessionChecks:
         assert self._device.vault.keys() == {copy.key for _, copy in copies if copy.in_host}
         assert self._disk.stored.keys() == {name_of(node) for node, copy in copies if copy.in_file}
         assert not self._client.sessions.suspending, f"not answered: {self._client.sessions.suspending}"
+        assert not self._client.sessions.naming, f"names not answered: {self._client.sessions.naming}"
 
     def check_end(self, crashed: bool) -> None:
         """Check that no name and no copy is left after all sessions have been closed.

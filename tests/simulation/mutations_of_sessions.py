@@ -12,6 +12,7 @@ from baton.actors.cache.allocator import Allocator
 from baton.actors.cache.below.commands import Commands
 from baton.actors.cache.below.copies import CopyStore
 from baton.actors.cache.below.host_and_disk import HostAndDisk
+from baton.actors.cache.below.names import Names
 from baton.actors.cache.below.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.page_queue import PageQueue
 from baton.actors.cache.radix import Node
@@ -203,6 +204,18 @@ def fork_removes_other_names(patch: Patch) -> None:
     patch(HostAndDisk, "_name", name)
 
 
+def name_not_answered(patch: Patch) -> None:
+    """Planted bug: a `Name` that finds a copy on its way to host memory gets no answer, only the copy's arrival."""
+    original = Names.report
+
+    def report(self: Names, session: str, ticket: int = 0) -> None:
+        stored = self.stored.get(session)
+        is_copy = session not in self.in_pool and stored is not None
+        original(self, session, 0 if is_copy and copy_of(stored).host is Presence.COMING else ticket)
+
+    patch(Names, "report", report)
+
+
 def name_overtakes_the_save(patch: Patch) -> None:
     """Planted bug: a `Name` is carried out while the state of the session's last turn is on its way to the tree."""
     original = HostAndDisk._carry_out
@@ -270,7 +283,7 @@ def failed_turn_not_reported(patch: Patch) -> None:
 
     def leave_session(self: Cache, account: Account) -> None:
         report, names = self.tiers.names.report, self.tiers.names
-        names.report = lambda session: None if session in names.stored else report(session)  # type: ignore[method-assign]
+        names.report = lambda session, *_: None if session in names.stored else report(session)  # type: ignore[method-assign]
         original(self, account)
         names.report = report  # type: ignore[method-assign]
 

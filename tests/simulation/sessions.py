@@ -50,6 +50,7 @@ class Sessions:
 
     def __init__(self, send: Send, ask: Callable[[Turn, Session, list[int]], "Exchange"], call_later: Later) -> None:
         self.open: dict[str, Session] = {}
+        self.naming: set[int] = set()  # the tickets of the names without an answer
         self.suspending: dict[int, str] = {}  # the session of each suspension without an answer, by ticket
         self.counters: Counter[str] = Counter()
         self._send = send
@@ -151,13 +152,17 @@ class Sessions:
         self._send("cache", Unname(session.name))
 
     def _name(self, session: Session) -> None:
-        self._send("cache", Name(session.name, session.salt, pack(session.history)))
+        ticket = next(self._tickets)
+        self.naming.add(ticket)
+        self._send("cache", Name(session.name, session.salt, pack(session.history), ticket))
 
     # Messages of the cache
 
     def receive(self, message: Kept | Suspended) -> None:
         match message:
-            case Kept(name):
+            case Kept(name, ticket=ticket):
+                assert not ticket or ticket in self.naming, f"name {ticket} is answered twice"
+                self.naming.discard(ticket)
                 if name in self.open:
                     self.open[name].last_report = message
             case Suspended(ticket, tier):
@@ -167,6 +172,7 @@ class Sessions:
 
     def restart(self) -> None:
         """Name all open sessions again after a restart, and repeat the suspensions without an answer."""
+        self.naming.clear()
         for session in self.open.values():
             session.last_report = None
             self._name(session)

@@ -377,11 +377,11 @@ class HostAndDisk:
             if self.names.stored.get(name.session) is not stored:
                 # The session has left the path of its copy, so the copy is of no use, even after a kill of the process.
                 self.names.unbind_from_store(name.session)
-            self.names.bind_to_pool(name.session, pool)
+            self.names.bind_to_pool(name.session, pool, name.ticket)
         elif stored is not None:
-            self.names.bind_to_store(name.session, stored)
+            self.names.bind_to_store(name.session, stored, name.ticket)
         else:
-            self.names.lose(name.session)
+            self.names.lose(name.session, name.ticket)
 
     def _suspend(self, suspend: Suspend) -> Hashable | None:
         """Move a session's state from slot to host memory to disk as far as possible, and answer with its last tier.

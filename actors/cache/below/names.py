@@ -38,7 +38,7 @@ class Names:
         self._claim = claim
         self._release = release
 
-    def bind_to_pool(self, session: str, node: Node[Lease]) -> None:
+    def bind_to_pool(self, session: str, node: Node[Lease], ticket: int = 0) -> None:
         """Put a session's name on a state of the pool, and remove it from a copy that is not older or has no file."""
         self.unbind_from_pool(session)
         self.in_pool[session], self.opened[session] = node, True
@@ -48,9 +48,9 @@ class Names:
         older = self.stored.get(session)
         if older is not None and (older.end >= node.end or copy_of(older).disk is Presence.ABSENT):
             self.unbind_from_store(session)
-        self.report(session)
+        self.report(session, ticket)
 
-    def bind_to_store(self, session: str, node: Node[StateCopy]) -> None:
+    def bind_to_store(self, session: str, node: Node[StateCopy], ticket: int = 0) -> None:
         """Put a session's name on a copy below the pool, and remove it from any state in the pool or other copy."""
         self.unbind_from_pool(session)
         node.sessions.add(session)
@@ -58,7 +58,7 @@ class Names:
         if self.stored.get(session) is not node:
             self.unbind_from_store(session)
         self.stored[session] = node
-        self.report(session)
+        self.report(session, ticket)
 
     def unbind_from_pool(self, session: str) -> None:
         node = self.in_pool.pop(session, None)
@@ -67,11 +67,11 @@ class Names:
             self.named.put(node, bool(node.sessions))
             self._renamed(node)
 
-    def lose(self, session: str) -> None:
+    def lose(self, session: str, ticket: int = 0) -> None:
         """Remove a session's name from its state and its copy: the session will resume from its tokens."""
         self.unbind_from_pool(session)
         self.unbind_from_store(session)
-        self.report(session)
+        self.report(session, ticket)
 
     def close(self, session: str) -> None:
         """Forget a session. Its copy is dropped if no other session's name is on it."""
@@ -99,15 +99,18 @@ class Names:
         for session in sorted(node.sessions - self.in_pool.keys()):
             self.report(session)
 
-    def report(self, session: str) -> None:
-        """Send Kept with the tier of a session's state. A copy on its way to host memory is reported on arrival."""
+    def report(self, session: str, ticket: int = 0) -> None:
+        """Send Kept with the tier of a session's state. A copy on its way to host memory is reported on arrival.
+
+        ticket: the ticket of the Name that this answers. The answer does not wait for the copy's arrival.
+        """
         pool, stored = self.in_pool.get(session), self.stored.get(session)
         if pool is not None:
-            self._send("api", Kept(session, "slot", pool.end))
+            self._send("api", Kept(session, "slot", pool.end, ticket))
         elif stored is None:
-            self._send("api", Kept(session, "tokens", 0))
-        elif copy_of(stored).host is not Presence.COMING:
-            self._send("api", Kept(session, copy_of(stored).tier, stored.end))
+            self._send("api", Kept(session, "tokens", 0, ticket))
+        elif ticket or copy_of(stored).host is not Presence.COMING:
+            self._send("api", Kept(session, copy_of(stored).tier, stored.end, ticket))
 
     def unbind_from_store(self, session: str) -> None:
         node = self.stored.pop(session, None)

@@ -268,13 +268,26 @@ def test_a_fork_is_named_on_the_deepest_state() -> None:
     bench.receive(Suspend(1, "s"))
     exported(bench)
     for tokens, place in (([1, 2, 3, 4, 5], ("host", 4)), ([1, 2, 3], ("slot", 2)), ([7], ("tokens", 0))):
-        bench.receive(Name("fork", "", pack(tokens)))
-        assert bench.of(Kept)[-1] == Kept("fork", *place)
+        bench.receive(Name("fork", "", pack(tokens), ticket=7))
+        assert bench.of(Kept)[-1] == Kept("fork", *place, ticket=7)
     bench.run([1, 2, 3, 4])
     bench.receive(Name("fork", "", pack([1, 2, 3, 4])))
     assert bench.of(Kept)[-1] == Kept("fork", "slot", 4), "of two the nearer"
     bench.receive(Name("fork", "other key", pack([1, 2, 3, 4])))
     assert bench.of(Kept)[-1] == Kept("fork", "tokens", 0)
+
+
+def test_a_name_on_a_copy_that_is_being_made_is_answered_at_once() -> None:
+    bench = Bench(slots=2, limits=HOST)
+    bench.open("s")
+    bench.run([1, 2], session="s")
+    bench.receive(Suspend(1, "s"))
+    assert bench.of(Export) and not bench.of(Suspended)
+    bench.receive(Name("fork", "", pack([1, 2]), ticket=7))
+    assert bench.of(Kept)[-1] == Kept("fork", "host", 2, ticket=7)
+    exported(bench)
+    assert bench.of(Suspended) == [Suspended(1, "host", 2)]
+    bench.ledger.close()
 
 
 def test_a_copy_that_is_named_again_while_it_is_in_use_stays() -> None:

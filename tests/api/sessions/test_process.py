@@ -32,6 +32,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+async def check_state(http: aiohttp.ClientSession, session: dict[str, Any]) -> None:
+    """Check that the state shown is one of the session's tokens, and the one that GET shows right after.
+
+    A state may be moved to a lower tier in between, or be lost.
+    """
+    state = session["state"]
+    assert state["position"] <= session["position"]
+    async with http.get(f"/v1/sessions/{session['id']}") as response:
+        later = (await response.json())["state"]
+    assert later["position"] in (state["position"], 0)
+
+
 class Client:
     """A client of one session, which checks every answer with the hash model and its own copy of the log."""
 
@@ -71,12 +83,14 @@ class Client:
 
     async def fork(self, turn: int) -> "Client":
         fork = await post(self.http, f"{self.path}/fork", {"turn": turn})
+        await check_state(self.http, fork)
         ends = {number: end for number, end in self.ends.items() if number <= turn}
         return Client(self.http, fork["id"], self.log[: self.ends[turn]], ends)
 
     async def rewind(self, turn: int) -> None:
         back = await post(self.http, f"{self.path}/rewind", {"turn": turn})
         assert back["position"] == self.ends[turn]
+        await check_state(self.http, back)
         self.log = self.log[: self.ends[turn]]
         self.ends = {number: end for number, end in self.ends.items() if number <= turn}
 

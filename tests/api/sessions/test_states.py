@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from baton.actors import tokens
 from baton.actors.messages import Kept, Message, Name, Restarted, Suspend, Suspended, Unname
@@ -17,7 +18,61 @@ pytestmark = pytest.mark.anyio
 
 
 def named(served: Served) -> list[Message]:
-    return [message for message in served.ring.sent if isinstance(message, Name | Unname | Suspend)]
+    """Return the messages about names, without the tickets of Name."""
+    sent = [message for message in served.ring.sent if isinstance(message, Name | Unname | Suspend)]
+    return [replace(message, ticket=0) if isinstance(message, Name) else message for message in sent]
+
+
+async def asked(served: Served, path: str, body: dict[str, Any]) -> tuple[Name, asyncio.Task[tuple[int, Any]]]:
+    """Post a fork or rewind to a ring that holds its answer. Return the last Name that was sent, and the call."""
+    before, names = len(served.ring.sent), 2 if path.endswith("/fork") else 1
+    served.ring.held_names = True
+    call = asyncio.ensure_future(served.post(path, body))
+    await served.ring.until(lambda: len(served.ring.sent) == before + names)
+    name = served.ring.sent[-1]
+    assert isinstance(name, Name)
+    return name, call
+
+
+@pytest.mark.parametrize("command", ["fork", "rewind"])
+async def test_a_fork_and_a_rewind_answer_with_the_state_that_the_next_turn_resumes_from(command: str) -> None:
+    async with serving() as served:
+        session = await create(served)
+        for _ in range(2):
+            await turn(served, session, text="a", max_tokens=1)
+        served.ring.deliver(Kept(served.ring.submitted()[0].session, "slot", 3))
+        name, call = await asked(served, f"{session}/{command}", {"turn": 1})
+        served.ring.deliver(Kept(name.session, "host", 3))
+        listing = asyncio.ensure_future(get(served, SESSIONS))
+        await asyncio.sleep(0.05)
+        assert not call.done() and not listing.done(), "a move from before the command is no answer to it"
+        served.ring.deliver(Kept(name.session, "slot", 1, name.ticket))
+        status, answer = await call
+        assert (status, answer["position"], answer["state"]) == (200, 2, {"tier": "slot", "position": 1})
+        assert (await get(served, f"{SESSIONS}/{answer['id']}"))["state"] == answer["state"]
+        assert answer["state"] in [each["state"] for each in (await listing)["data"]]
+
+
+async def test_a_fork_and_a_rewind_are_answered_if_the_ring_is_not() -> None:
+    async with serving() as served:
+        session = await create(served)
+        await turn(served, session, text="a", max_tokens=1)
+        served.ring.deliver(Kept(served.ring.submitted()[0].session, "slot", 1))
+        nothing = {"tier": "tokens", "position": 0}
+        for path, body in ((f"{session}/rewind", {"turn": 1}), (f"{session}/fork", {})):
+            _, call = await asked(served, path, body)
+            served.ring.deliver(Restarted())
+            assert (await call)[1]["state"] == nothing
+        name, call = await asked(served, f"{session}/rewind", {"turn": 1})
+        assert (await turn(served, session, text="b", max_tokens=1))["turn"] == 2
+        assert (await call)[0] == 200, "the ring may answer only after the turn"
+        served.ring.deliver(Kept(name.session, "slot", 2, name.ticket))
+        assert (await get(served, session))["state"] == {"tier": "slot", "position": 2}
+        _, call = await asked(served, f"{session}/rewind", {"turn": 1})
+        served.server.gateway.lose_ring(errors.internal("the device failed"))
+        assert (await call)[0] == 200
+        status, fork = await asyncio.wait_for(served.post(f"{session}/fork", {}), 5)
+        assert (status, fork["state"]) == (200, nothing)
 
 
 async def test_the_ring_hears_of_names(tmp_path: Path) -> None:
