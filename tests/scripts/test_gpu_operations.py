@@ -36,7 +36,7 @@ def test_checked_and_timed_operations_launch_all_kernels() -> None:
     assert launched(CHECKED.values()) == launched(CHECKED.values(), BF16) == of_toys
     # Only these two kernels are not timed, because they occur only as parts of other operations.
     assert of_toys - launched(TIMED.values(), BF16) == {
-        "baton.kernels.attention.paged.triton._write_pages",
+        "baton.kernels.attention.paged.triton_write._write_pages",
         "baton.kernels.linear.quantized.triton._look_up",
     }
 

@@ -77,7 +77,7 @@ def attend(draw: Draw, heads: Heads, prompts: Sequence[tuple[int, int]], rows: S
 
 def write(draw: Draw, heads: Heads, tokens: int, is_rotated: bool) -> Operation:
     """Build a call that writes keys and values to their pages; queries and keys are rotated first if `is_rotated`."""
-    from baton.kernels.attention.paged import triton as attention_triton
+    from baton.kernels.attention.paged import triton_write
     from baton.kernels.attention.rotate_and_write import triton
 
     pages, projected = heads.pages(draw, -(-tokens // PAGE) + 1), heads.projected(draw, tokens)
@@ -91,7 +91,7 @@ def write(draw: Draw, heads: Heads, tokens: int, is_rotated: bool) -> Operation:
         (query, keys, values), targets = parts(projected, pages)
         if is_rotated:
             return triton.rotate_and_write(query, keys, values, cos, sin, *targets, places), pages
-        attention_triton.write_pages(keys, values, *targets, places)
+        triton_write.write_pages(keys, values, *targets, places)
         return (pages,)
 
     def exact(projected: Tensor, pages: Tensor, cos: Tensor, sin: Tensor, places: Tensor) -> Sequence[Tensor]:

@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 import baton.kernels.attention.paged.reference
-import baton.kernels.attention.paged.triton
+import baton.kernels.attention.paged.triton_write
 import baton.kernels.attention.rotary.reference
 import baton.kernels.attention.rotary.triton
 from baton.kernels.attention.rotate_and_write import reference, rotate_and_write, triton
@@ -71,7 +71,7 @@ def test_keys_and_values_are_written_as_they_are(
     memory, places = pool(page, kv_heads, width, g), torch.randperm(9 * page, generator=g)[:tokens]
     expected = memory.clone()
     keys, values = keys[: len(places)], values[: len(places)]
-    baton.kernels.attention.paged.triton.write_pages(keys, values, *views(memory, page, kv_heads, width), places)
+    baton.kernels.attention.paged.triton_write.write_pages(keys, values, *views(memory, page, kv_heads, width), places)
     baton.kernels.attention.paged.reference.write_pages(keys, values, *views(expected, page, kv_heads, width), places)
     assert torch.equal(memory, expected)
 
