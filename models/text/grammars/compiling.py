@@ -17,10 +17,10 @@ from baton.models.text.grammars.matcher import GrammarMatcher
 from baton.models.text.grammars.matching import MOST_AT_ONCE, CopiedMatcher, ModelTokens, check
 
 # Limits of one parser step, below llguidance's defaults: a mask must not block the event loop longer than milliseconds.
-LIMITS = LLParserLimits(max_items_in_row=1050, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False)
+LIMITS = LLParserLimits(max_items_in_row=1050, step_lexer_fuel=50_000, max_lexer_states=100_000, verbose_errors=False)
 # Limits for a part of a grammar by itself. It gets fewer items, because other parts may follow at the same place.
 LIMITS_OF_A_PART = LLParserLimits(
-    max_items_in_row=1000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False
+    max_items_in_row=1000, step_lexer_fuel=50_000, max_lexer_states=100_000, verbose_errors=False
 )
 # CPU seconds that the first mask of a copied matcher may take, after the first mask of the original was computed.
 MOST_FOR_A_COPY = 0.05
@@ -61,15 +61,17 @@ class Grammars:
 
     def matcher(self, grammar: str) -> GrammarMatcher:
         """Return a matcher at the beginning of an output. Raises GrammarError if compiling the grammar fails."""
-        return self.compile(grammar).matcher()
+        found = self.known(grammar)
+        return (found if found is not None else self.compile(grammar)).matcher()
 
     def compile(self, grammar: str) -> "CompiledGrammar":
         """Return a compiled grammar. Unless the grammar is `known`, compiling it may take a second.
 
-        A grammar stays known while a caller holds the result. Raises GrammarError, which says what is wrong.
+        A grammar stays known while a caller holds the result. It is compiled again if it is no longer `usable`. Raises
+        GrammarError, which says what is wrong.
         """
         found = self.known(grammar)
-        return found if found is not None else self._keep(grammar, self._compiled(grammar))
+        return found if found is not None and found.usable else self._keep(grammar, self._compiled(grammar))
 
     def check(self, grammar: str) -> None:
         """Raise GrammarError if a grammar without a model's special tokens is wrong. It is not kept."""
@@ -86,8 +88,9 @@ class Grammars:
 
     def _keep(self, grammar: str, compiled: "CompiledGrammar") -> "CompiledGrammar":
         with self._lock:
-            compiled = self._known.setdefault(grammar, compiled)
-            self._cache[grammar] = compiled
+            other = self._known.get(grammar)
+            compiled = other if other is not None and other.usable else compiled
+            self._known[grammar] = self._cache[grammar] = compiled
             while len(self._cache) > 1 and sum(map(bytes_of, self._cache)) > KEPT_BYTES:
                 self._cache.popitem(last=False)
             return compiled
@@ -113,9 +116,15 @@ class CompiledGrammar:
 
     def __init__(self, matcher: LLMatcher, tokens: ModelTokens) -> None:
         self._matcher, self._tokens = matcher, tokens
+        self.usable = True
+        """False after a copy has failed. Copies share the states of the lexer, so one that uses up their number makes
+        all others fail, even at the beginning of an output."""
 
     def matcher(self, allowance: float = MOST_AT_ONCE) -> CopiedMatcher:
-        return CopiedMatcher(self._matcher.deep_copy(), self._tokens, allowance)
+        return CopiedMatcher(self._matcher.deep_copy(), self._tokens, self._fail, allowance)
+
+    def _fail(self) -> None:
+        self.usable = False
 
     def warm_up(self) -> None:
         """Compute the first mask, whose intermediate results all copies then share, and try a few outputs.
@@ -123,7 +132,7 @@ class CompiledGrammar:
         Raises GrammarError if the grammar allows no output, if an output fails, or if a copy's first mask is still
         slow.
         """
-        CopiedMatcher(self._matcher, self._tokens, allowance=inf).mask()
+        CopiedMatcher(self._matcher, self._tokens, self._fail, allowance=inf).mask()
         before = time.thread_time()
         self.matcher().mask()
         if time.thread_time() - before > MOST_FOR_A_COPY:

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLTokenizer
@@ -15,7 +16,7 @@ MOST_AT_ONCE, MOST_PER_TOKEN = 0.25, 0.002
 # thoughts, and clients' own grammars, have no other limit of white space, and some models would write it without end.
 MOST_SPACES = 64
 FORBIDDEN = "doesn't satisfy the grammar"
-SHOWN_TOKENS, SHOWN_CHARACTERS = 24, 60
+SHOWN_TOKENS, SHOWN_CHARACTERS = 40, 60
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,15 @@ class ModelTokens:
 
 
 class CopiedMatcher:
-    """A GrammarMatcher that may use `allowance` CPU seconds, and MOST_PER_TOKEN more for each token."""
+    """A GrammarMatcher that may use `allowance` CPU seconds, and MOST_PER_TOKEN more for each token.
 
-    def __init__(self, matcher: LLMatcher, tokens: ModelTokens, allowance: float = MOST_AT_ONCE) -> None:
-        self._matcher, self._tokens, self._allowance = matcher, tokens, allowance
+    on_error: called when llguidance reports an error other than that of a forbidden token.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, tokens: ModelTokens, on_error: Callable[[], None], allowance: float = MOST_AT_ONCE
+    ) -> None:
+        self._matcher, self._tokens, self._on_error, self._allowance = matcher, tokens, on_error, allowance
         self._latest = deque[int](maxlen=SHOWN_TOKENS)
         self._spaces = 0  # how many of the latest tokens, in a row, are white space
 
@@ -72,6 +78,7 @@ class CopiedMatcher:
     def _check(self) -> None:
         """Raise GrammarError if the matcher reports an error."""
         if self._matcher.is_error():
+            self._on_error()
             raise self._error(explained(self._matcher.get_error()))
 
     def _pay(self, began: float, allowed: float) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from baton.models.text.grammars import lark
 from baton.models.text.grammars.errors import ForbiddenToken, GrammarError
+from baton.models.text.grammars.matcher import GrammarMatcher
 from baton.models.text.grammars.schemas import dead_end_in, parts_of
 from baton.models.text.grammars.writing import grammar, json_schema, regex
 from baton.models.text.tokenizer import load_text
@@ -179,16 +180,35 @@ def test_a_regex_that_cannot_be_followed_is_refused(pattern: str) -> None:
         GRAMMARS.compile(regex(pattern))
 
 
+def follow(matcher: GrammarMatcher, text: str) -> None:
+    for token in TEXT.encode(text, add_special_tokens=False):
+        matcher.mask()
+        matcher.consume(token)
+
+
 LATE = "[a-z]{120}(.{1,1000}){1,1000}"
 
 
 def test_a_dead_end_that_shows_late_says_after_what() -> None:
     matcher = GRAMMARS.matcher(regex(LATE))
     with pytest.raises(GrammarError, match=r"after '[a-z]{20}.*its regular expressions are too complex") as caught:
-        for _ in range(200):
-            matcher.mask()
-            matcher.consume(ord("a"))
+        follow(matcher, "a" * 200)
     assert not isinstance(caught.value, ForbiddenToken)
+
+
+def test_an_output_that_fails_spoils_no_later_one() -> None:
+    """Outputs of one grammar share what the lexer has found, which has a limit."""
+    for _ in range(2):
+        first = GRAMMARS.compile(regex(LATE)).matcher()
+        with pytest.raises(GrammarError, match="after 'aaaa"):
+            follow(first, "a" * 200)
+    follow(GRAMMARS.compile(regex(LATE)).matcher(), "a" * 100)
+
+
+def test_long_strings_of_limited_length_can_be_written() -> None:
+    matcher = GRAMMARS.matcher(json_schema(needs("body", {"type": "string", "maxLength": 8000})))
+    follow(matcher, json.dumps({"body": "An ünlimited text, 4 times. " * 250}, ensure_ascii=False))
+    assert matcher.accepts()
 
 
 def test_a_token_outside_the_mask_is_an_error_of_another_kind() -> None:
