@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from baton.actors.tokens import Tokens, cut
 
-FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error", "grammar"]
+"""Why an output ended. grammar: it reached a point at which its grammar cannot be followed, an error of the client."""
 RetireReason: TypeAlias = Literal["finished", "limit", "capacity", "aborted", "timeout", "retracted", "failed"]
 MissReason: TypeAlias = Literal["", "evicted", "denied", "misaligned", "never_kept", "damaged", "peer"]
 """Why there was no deeper state to resume from. evicted: the state was evicted. denied: a checkpoint that a client

@@ -65,6 +65,11 @@ def unsupported(field: str, why: str = "is not supported") -> ApiError:
     return bad_request(f"{field} {why}", field, "unsupported_parameter")
 
 
+def dead_end(message: str) -> ApiError:
+    """Return the 400 for an output whose grammar cannot be followed to its end. message: where that showed, and why."""
+    return bad_request(f"the output cannot follow its grammar: {message}", code="grammar_dead_end")
+
+
 def unauthorized() -> ApiError:
     message = "a valid API key is required: send the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
     return ApiError(

@@ -28,7 +28,7 @@ from baton.actors.messages import (
 )
 from baton.actors.requests import FinishReason, Hit, Output, Request, RetireReason, RowLogprobs, TokenLogprob
 from baton.actors.tokens import count, pack, unpack
-from baton.models.text.grammars.errors import GrammarError
+from baton.models.text.grammars.errors import ForbiddenToken, GrammarError
 from baton.models.text.stop_strings import StopStrings
 
 # The detokenizer gets this many of the prompt's last tokens: a token's text may depend on the tokens before it.
@@ -80,6 +80,11 @@ Constrain: TypeAlias = Callable[[Request, Sequence[int]], OutputConstraint]  # g
 def refuse_grammars(request: Request, output: Sequence[int]) -> OutputConstraint:
     """Raise GrammarError for every request: a Constrain for servers without grammars."""
     raise GrammarError("grammars are not supported here")
+
+
+def finish_reason(error: GrammarError) -> FinishReason:
+    """Return how an output ends whose constraint raised `error`."""
+    return "error" if isinstance(error, ForbiddenToken) else "grammar"
 
 
 @dataclass(eq=False, slots=True)
@@ -259,7 +264,7 @@ class ResultProcessor:
             if constraint.consume(token):
                 record.finish = "stop"
         except GrammarError as error:
-            record.finish, record.stop_reason = "error", str(error)
+            record.finish, record.stop_reason = finish_reason(error), str(error)
         return record.finish is not None
 
     def _mask(self) -> None:
@@ -284,7 +289,7 @@ class ResultProcessor:
                 record.constraint = self.constrain(record.request, output)
             words = record.constraint.words(record.completion_tokens)
         except GrammarError as error:
-            self._finish(record, "error", str(error))
+            self._finish(record, finish_reason(error), str(error))
             return None
         if words is None:
             self._finish(record, "stop", None)

@@ -394,6 +394,8 @@ class Gateway:
         member.put(replace(output, hit=first.hit))
         if output.finish_reason == "error":
             member.generation.fail(errors.internal(f"the model failed on this request: {output.stop_reason}"))
+        elif output.finish_reason == "grammar":
+            member.generation.fail(errors.dead_end(str(output.stop_reason)))
         member.generation.wake()
 
     def _time_tokens(self, member: Member, now: float, new: int) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct, ValidationError, convert
 
@@ -73,6 +73,9 @@ class StructuredFields(RequestFields, forbid_unknown_fields=True, kw_only=True):
 # For each field of the body that asks for a grammar, a function that returns the text of that grammar.
 # Empty: the output may be any text.
 GrammarWriters = dict[str, Callable[[], str]]
+GrammarsOfTools: TypeAlias = Mapping[str, Callable[[], str]]
+"""Functions that return the texts of the grammars of tools' parameters, by the names of the tools."""
+NO_TOOLS: GrammarsOfTools = {}
 
 
 def wanted_in(body: StructuredFields) -> GrammarWriters:
@@ -179,10 +182,11 @@ class GrammarCompiler:
         field = check_one(writers)
         return await self.compiled(writers[field], field)
 
-    async def compiled(self, write: Callable[[], str], field: str) -> str:
+    async def compiled(self, write: Callable[[], str], field: str, tools: GrammarsOfTools = NO_TOOLS) -> str:
         """Call `write` for the text of a grammar, compile the grammar, and return the text.
 
-        Raises ApiError 400, which names the field, or 503 if other compilations take too long.
+        tools: the grammars of tools' parameters, which are parts of it. If one of them is wrong, the error names the
+        tool. Raises ApiError 400, which names the field, or 503 if other compilations take too long.
         """
         if self.grammars is None:
             raise errors.bad_request(f"{field}: {self._problem}", field, "unsupported_parameter")
@@ -190,7 +194,11 @@ class GrammarCompiler:
 
         def work() -> str:
             text = write()
-            grammars.compile(text)
+            try:
+                grammars.compile(text)
+            except GrammarError:
+                check_tools(grammars, tools)
+                raise
             return text
 
         try:
@@ -232,6 +240,16 @@ class GrammarCompiler:
 
         threading.Thread(target=run, name="grammar", daemon=True).start()
         return done
+
+
+def check_tools(grammars: Grammars, tools: GrammarsOfTools) -> None:
+    """Raise ApiError 400 if the grammar of a tool's parameters is wrong by itself."""
+    for name, write in tools.items():
+        try:
+            grammars.check(write())
+        except GrammarError as error:
+            message = f"tools: the parameters of {name!r}: {error}"
+            raise errors.bad_request(message, "tools", "invalid_value") from None
 
 
 def no_grammars() -> GrammarCompiler:

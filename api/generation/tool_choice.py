@@ -1,6 +1,7 @@
 """The field tool_choice: which tools the model may or must call, and the grammar that enforces the choice."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, get_args
 
 from baton.api import errors
@@ -9,7 +10,7 @@ from baton.api.generation.request_builder import Prompt
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.structured import GrammarWriters, check_one
 from baton.api.generation.tools import Mode, ReadTool, ToolUse, read_tools
-from baton.models.text.formats.grammars import CallableTool, WantedCalls, output_grammar
+from baton.models.text.formats.grammars import CallableTool, WantedCalls, arguments_grammar, output_grammar
 
 
 async def read_tool_use(
@@ -93,7 +94,8 @@ async def grammar_of(model: ServedModel, prompt: Prompt, use: ToolUse, output: G
         answer = output[field]() if field is not None else None
         return output_grammar(answer, calls, model.text.added_tokens, model.formats.reasoning, prompt.in_reasoning)
 
-    return await model.grammars.compiled(write, field or "tools")
+    tools = {each.name: partial(arguments_grammar, each) for each in (calls.tools if calls is not None else ())}
+    return await model.grammars.compiled(write, field or "tools", tools)
 
 
 def calls_of(model: ServedModel, use: ToolUse, answers: bool) -> WantedCalls | None:

@@ -105,7 +105,7 @@ class ResponseRun:
         except ApiError:
             if (rest := member.take()) is not None:
                 self._add(rest)
-            if member.finish_reason in (None, "error"):
+            if member.finish_reason in (None, "error", "grammar"):
                 raise
 
     def _add(self, output: Output) -> None:

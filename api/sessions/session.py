@@ -23,7 +23,13 @@ from baton.api.sessions.saver import Saver
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 CONTEXT = 16  # prompt tokens that are decoded before an answer; without them its first characters may be wrong
 REFUSALS = (400, 429, 503)  # statuses of requests that the ring did not accept
-ENDS: dict[str, TurnStatus] = {"stop": "completed", "length": "completed", "abort": "aborted", "error": "failed"}
+ENDS: dict[str, TurnStatus] = {
+    "stop": "completed",
+    "length": "completed",
+    "abort": "aborted",
+    "error": "failed",
+    "grammar": "failed",
+}
 FAILURES: dict[int, TurnStatus] = {504: "timeout", errors.CLIENT_LEFT: "disconnected"}
 
 

@@ -5,23 +5,29 @@ text never matches such tokens.
 """
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from baton.models.text.formats.thinking import ReasoningFormat
 from baton.models.text.formats.values import types_of
+from baton.models.text.grammars.schemas import escaped, rebased
 
 # JSON is spaced as chat templates space it. So the next turn's prompt, which the template renders, repeats exactly the
 # tokens of this output, and the state after them can be reused.
 AS_TEMPLATES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
+DEFINITIONS = ("$defs", "definitions")
+ELSEWHERE = re.compile(r'"\$ref": "#(?!/(?:\$defs|definitions)/)')  # a reference to anything but a definition
 PARAMETER_END = "\n</parameter>\n"
 # Line breaks before calls or an answer. Templates write at most two of them, after a thought.
 BREAKS = r"/\n{0,2}/"
-# Calls in one output. Some formats separate calls by a line break, so that a model that prefers white space to the end
-# of its output would write one call after the other.
+# Calls in one output.
 MOST_CALLS = 64
 MORE_CALLS = f"{{0,{MOST_CALLS - 1}}}"
+# Where templates separate calls by a line break, an output may end after one too. Otherwise a model that prefers it to
+# the end of its output would have to write another call.
+LAST_BREAK = '"\\n"?'
 
 
 @dataclass(frozen=True)
@@ -136,12 +142,12 @@ def json_rules(begin: str, end: str, around: tuple[str, str], in_list: bool) -> 
             one = f'{first} call (", " call){MORE_CALLS} {last}'
         elif calls.parallel and calls.required:
             # Where calls are not required, output_grammar's `trigger` repeats them, with text between.
-            one = f'{one} ("\\n" {calls.marker(begin)} {one}){MORE_CALLS}'
+            one = f'{one} ("\\n" {calls.marker(begin)} {one}){MORE_CALLS} {LAST_BREAK}'
         lines = [f"calls: {one}", alternatives("call", len(calls.tools))]
         for index, tool in enumerate(calls.tools):
             head = quoted(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
             lines.append(f'call_{index}: {head} arguments_{index} "}}"')
-            lines.append(value_rule(f"arguments_{index}", tool, {"type": "object", **tool.schema}))
+            lines.append(arguments_rule(f"arguments_{index}", tool))
         return lines
 
     return rules
@@ -151,7 +157,8 @@ def xml_rules(calls: WantedCalls) -> list[str]:
     """Return the rules for calls as Qwen3-Coder writes them: one element per parameter, in the order of the schema."""
     begin, end = calls.marker("<tool_call>"), calls.marker("</tool_call>")
     one = f'"\\n" call "\\n" {end}'
-    more = f' ("\\n" {begin} {one}){MORE_CALLS}' if calls.parallel and calls.required else ""
+    several = calls.parallel and calls.required
+    more = f' ("\\n" {begin} {one}){MORE_CALLS} {LAST_BREAK}' if several else ""
     lines = [f"calls: {one}{more}", alternatives("call", len(calls.tools)), up_to("text_value", PARAMETER_END)]
     for index, tool in enumerate(calls.tools):
         lines += xml_call_rules(f"call_{index}", tool)
@@ -179,13 +186,29 @@ def xml_parameter_rules(rule: str, tool: CallableTool, name: str) -> list[str]:
     """Return the rules for one parameter: a string is written as plain text, any other value as JSON."""
     head, schema, types = quoted(f"<parameter={name}>\n"), tool.schema["properties"][name], types_of(name, tool.schema)
     if types and "string" not in types:
-        shared = {key: tool.schema[key] for key in ("$defs", "definitions") if key in tool.schema}
-        value = value_rule(f"{rule}_value", tool, {**shared, **schema})
+        value = value_rule(f"{rule}_value", tool, alone(tool.schema, name))
         return [f"{rule}: {head} {rule}_value {quoted(PARAMETER_END)}", value]
     values = schema.get("enum") if types == {"string"} else None
     if values and all(isinstance(value, str) for value in values):
         return [f"{rule}: {head} ({' | '.join(quoted(value) for value in values)}) {quoted(PARAMETER_END)}"]
     return [f"{rule}: {head} text_value"]
+
+
+def alone(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the schema of one property, with all that its references name."""
+    if ELSEWHERE.search(json.dumps(schema)):
+        return rebased(schema, f"#/properties/{escaped(name)}")
+    return {**{key: schema[key] for key in DEFINITIONS if key in schema}, **schema["properties"][name]}
+
+
+def arguments_rule(rule: str, tool: CallableTool) -> str:
+    """Return a rule for the tool's arguments as a JSON object."""
+    return value_rule(rule, tool, {"type": "object", **tool.schema})
+
+
+def arguments_grammar(tool: CallableTool) -> str:
+    """Return the grammar of the tool's arguments alone."""
+    return "\n".join(["start: arguments", arguments_rule("arguments", tool), ""])
 
 
 def value_rule(rule: str, tool: CallableTool, schema: Mapping[str, Any]) -> str:

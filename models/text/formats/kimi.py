@@ -10,7 +10,7 @@ from typing import Any
 
 from baton.models.text.formats.content import Chat, ToolFormat
 from baton.models.text.formats.events import Events
-from baton.models.text.formats.grammars import MOST_CALLS, WantedCalls, alternatives, quoted, value_rule
+from baton.models.text.formats.grammars import MOST_CALLS, WantedCalls, alternatives, arguments_rule, quoted
 from baton.models.text.formats.json_calls import read_held_object, read_json
 from baton.models.text.formats.pieces import Broken, Pieces, Reading
 from baton.models.text.formats.values import Tools
@@ -122,7 +122,7 @@ def kimi_rules(calls: WantedCalls) -> list[str]:
     for index, tool in enumerate(calls.tools):
         head = quoted(f"{NAMESPACE}{tool.name}:")
         lines.append(f"call_{index}: {head} /0|[1-9][0-9]{{0,4}}/ {between} arguments_{index}")
-        lines.append(value_rule(f"arguments_{index}", tool, {"type": "object", **tool.schema}))
+        lines.append(arguments_rule(f"arguments_{index}", tool))
     return lines
 
 

@@ -64,7 +64,9 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _referenced(reference: object, root: Mapping[str, Any]) -> object:
-    """Return the part of the tool's schema that the reference "#/…" names; None for any other reference."""
+    """Return the part of the tool's schema that the reference "#" or "#/…" names; None for any other reference."""
+    if reference == "#":
+        return root
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     found: object = root

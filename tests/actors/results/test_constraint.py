@@ -8,7 +8,7 @@ from baton.actors.requests import Hit, Output, Request, Sampling, Stops
 from baton.actors.results.actor import ResultProcessor
 from baton.actors.results.constraint import Constraint, constrained_by
 from baton.actors.tokens import pack
-from baton.models.text.grammars.errors import GrammarError
+from baton.models.text.grammars.errors import ForbiddenToken, GrammarError
 from tests.actors.results.test_results import Bench as ResultsBench
 from tests.actors.ring import Letters
 
@@ -24,7 +24,7 @@ class Words:
 
     def consume(self, token: int) -> None:
         if token not in self.following():
-            raise GrammarError(f"{token} cannot follow")
+            raise ForbiddenToken(f"{token} cannot follow")
         self.output.append(token)
 
     def following(self) -> set[int]:
@@ -131,23 +131,27 @@ def test_an_output_with_nothing_to_draw_ends_before_its_first_token() -> None:
     assert not bench.results.records
 
 
-@pytest.mark.parametrize(("grammar", "token", "message"), [("5 31", 5, "too much"), ("5 6", 7, "7 cannot follow")])
-def test_a_grammar_error_ends_the_request_with_an_error(grammar: str, token: int, message: str) -> None:
+@pytest.mark.parametrize(
+    ("grammar", "token", "finish", "message"),
+    [("5 31", 5, "grammar", "too much"), ("5 6", 7, "error", "7 cannot follow")],
+    ids=["the grammar's own", "the server's"],
+)
+def test_an_error_ends_the_request_and_says_whose_it_is(grammar: str, token: int, finish: str, message: str) -> None:
     bench = Bench()
     bench.constrain(grammar)
     bench.step(token)
-    assert bench.end().finish_reason == "error" and bench.end().stop_reason == message
+    assert bench.end().finish_reason == finish and bench.end().stop_reason == message
     bench.retire("finished", 4)
     assert not bench.results.records
 
 
-def test_a_grammar_that_cannot_be_compiled_ends_its_request_with_an_error() -> None:
+def test_a_grammar_that_cannot_be_compiled_ends_its_request() -> None:
     bench = ResultsBench()
     request = Request("r", pack(PROMPT), len(PROMPT), Sampling(), Stops(3), grammar="anything")
     bench.results.receive(Admitted(1, request, Hit()))
     bench.results.act()
     [(_, masked), (_, delta)] = bench.sent
-    assert masked == Masked([], [1]) and isinstance(delta, Delta) and delta.outputs[-1].finish_reason == "error"
+    assert masked == Masked([], [1]) and isinstance(delta, Delta) and delta.outputs[-1].finish_reason == "grammar"
 
 
 def test_a_retracted_request_gets_its_mask_again() -> None:
