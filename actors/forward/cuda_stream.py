@@ -40,6 +40,10 @@ class CudaStream:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
+    def enter_thread(self) -> None:
+        """Select the device, which torch does by thread. Otherwise torch would create a context on the first GPU too."""
+        torch.cuda.set_device(self.device)
+
     def active(self) -> AbstractContextManager[None]:
         return torch.cuda.stream(self._stream)
 
