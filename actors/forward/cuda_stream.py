@@ -41,7 +41,7 @@ class CudaStream:
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def enter_thread(self) -> None:
-        """Select the device, which torch does by thread. Otherwise torch would create a context on the first GPU too."""
+        """Select the device: torch does so by thread, and would also create a context on the first GPU otherwise."""
         torch.cuda.set_device(self.device)
 
     def active(self) -> AbstractContextManager[None]:

@@ -26,7 +26,10 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """An order of execution on a device. All calls except `enter_thread` come from one thread; events may be used from any."""
+    """An order of execution on a device. Events may be used from any thread.
+
+    All calls except `enter_thread` come from one thread.
+    """
 
     device: torch.device
     can_capture: bool  # whether replaying a capture costs less than enqueueing its work again

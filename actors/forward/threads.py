@@ -93,7 +93,9 @@ class Waiter:
     enter: called first on the thread.
     """
 
-    def __init__(self, what: str, enter: Callable[[], None], deliver: Deliver, failed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, what: str, enter: Callable[[], None], deliver: Deliver, failed: Callable[[BaseException], None]
+    ) -> None:
         self.has_failed = False
         self._enter = enter
         self._deliver = deliver

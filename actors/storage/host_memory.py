@@ -28,7 +28,7 @@ class HostStates:
 
     def __init__(self, arena: Arena | None = None) -> None:
         """arena: the memory for copies; None: each copy is allocated when it is made"""
-        self._arena = arena
+        self.arena = arena
         self._states: dict[int, HostState | None] = {}  # by key; None: the copy could not be made
         self._complete = False  # whether no further copy will be made
         self._changed = threading.Condition()
@@ -40,7 +40,7 @@ class HostStates:
             called if there is an arena.
         """
         self._pools, self._layout = pools, KvLayout.of(pools)
-        self._buffer = buffer if self._arena is None else ordinary_memory
+        self._buffer = buffer if self.arena is None else ordinary_memory
 
     def room(self, position: int) -> HostState:
         """Return an uninitialised copy for a state at `position`. Raise RuntimeError if it cannot be allocated.
@@ -50,8 +50,8 @@ class HostStates:
         carried out, if another thread allocates meanwhile.
         """
         count, width, state = self._pools.pages_for(position), self._pools.blocks.shape[1], self._pools.slots.shape[1]
-        if self._arena is not None and (taken := self._arena.take(self._arena.lines.count(count))) is not None:
-            return _in_lines(taken, self._arena.lines, position, count)
+        if self.arena is not None and (taken := self.arena.take(self.arena.lines.count(count))) is not None:
+            return _in_lines(taken, self.arena.lines, position, count)
         blocks = (self._buffer(count * width).view(count, width),) if count else ()
         return HostState(position, (self._buffer(state),), blocks)
 

@@ -50,7 +50,10 @@ class KvLayout:
         return cls(pools.page_size, sections)
 
     def by_token(self, blocks: Sequence[Tensor], position: int) -> list[Tensor]:
-        """Return a tensor [position, ...] for each page tensor, copied from `blocks`: each uint8 [pages, page bytes]."""
+        """Return a tensor [position, ...] for each page tensor, copied from `blocks`.
+
+        blocks: consecutive pages, uint8 [pages, page bytes] each
+        """
         count, found = sum(map(len, blocks)), []
         for section in self.sections:
             entries = np.empty((count, section.nbytes(self.page_size)), np.uint8)

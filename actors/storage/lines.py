@@ -23,7 +23,9 @@ class HostLines:
         """Return lines of whole pages, of the size of which a state wastes the least."""
         if not page_bytes:
             return cls(_aligned(state_bytes), state_bytes, 0)
-        least, most = (max(state_bytes // (page_bytes * lines), 1) for lines in (MOST_LINES_A_STATE, LEAST_LINES_A_STATE))
+        least, most = (
+            max(state_bytes // (page_bytes * lines), 1) for lines in (MOST_LINES_A_STATE, LEAST_LINES_A_STATE)
+        )
         sizes = [_aligned(pages * page_bytes) for pages in range(least, most + 1)]
         return cls(min(sizes, key=lambda size: -state_bytes % size), state_bytes, page_bytes)
 

@@ -20,7 +20,6 @@ from tests.late.operations import Operations
 from tests.late.streams import LateEvent, LateStream
 from tests.late.tensors import Cell, LateTensor, Memory, spoil
 
-
 MOST_LOCKED = 2**20  # bytes of the largest host buffer that may be allocated while the device computes
 
 

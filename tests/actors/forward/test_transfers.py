@@ -31,12 +31,15 @@ class Bench:
     """A pool of slots of 24 bytes and pages of two tensors, and the Transfers under test."""
 
     def __init__(self, late: LateDevice, lines: int = 0, state: int = 24) -> None:
-        """lines: lines of the arena, of a page each; 0: none, so that each copy is allocated when it is made"""
+        """lines: lines of the arena, of a page each, or of so many that a state takes at most three. 0: there is no arena,
+        and each copy is allocated when it is made.
+        """
         specs = [TensorSpec((PAGE, 4), torch.float32), TensorSpec((PAGE, 3), torch.bfloat16)]
         with late.setup():
             slots, states = stretches(4, [TensorSpec((state,), torch.uint8)], META)
             blocks, pages = stretches(6, specs, META)
-            cut = HostLines(PAGE_BYTES, slots.shape[1], PAGE_BYTES)
+            pages_a_line = max(slots.shape[1] // (2 * PAGE_BYTES), 1)
+            cut = HostLines(pages_a_line * PAGE_BYTES, slots.shape[1], PAGE_BYTES)
             self.arena = Arena(cut, [late.pinned(lines * cut.nbytes)]) if lines else None
         self.pools, self.stream = Pools(slots, blocks, states, pages, PAGE), late.stream()
         self.host = HostStates(self.arena)
@@ -109,7 +112,7 @@ def test_copies_lock_no_memory_while_the_device_computes() -> None:
     """A state of more than a mebibyte would be a fault of the late device if its memory were locked for each copy."""
     state = 3 * 2**20
     with LateDevice() as late:
-        bench = Bench(late, lines=3 * (state // PAGE_BYTES + 3), state=state)
+        bench = Bench(late, lines=9, state=state)
         locked = sum(buffer.nbytes for buffer in late._pinned.values())
         for key in range(12):
             bench.transfers.export(key, 1, [4, 2, 0][: key % 4], 2 * (key % 4)).collect()
@@ -117,7 +120,9 @@ def test_copies_lock_no_memory_while_the_device_computes() -> None:
             if key >= 2:
                 bench.host.drop(key - 2)
         assert sum(buffer.nbytes for buffer in late._pinned.values()) - locked < 4096, "lists of pages"
-        assert bench.arena is not None and bench.arena.free_lines > 0
+        assert bench.arena is not None and bench.arena.free_lines == 9 - 3 - 3, (
+            "of the last two copies, each of a state and pages"
+        )
     with pytest.raises(Fault, match="page lock"), LateDevice() as late:
         Bench(late, state=state).transfers.export(5, 1, [], 0)
 

@@ -2,6 +2,7 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ def test_copies_whose_bytes_are_within_the_limit_fit_however_often_others_were_f
         positions[key] = position
         del copy
     taken = sorted(span for key in positions for span in spans(host.get(key)))
-    assert all(end <= begin for (_, end), (begin, _) in zip(taken, taken[1:], strict=False)), "no two copies overlap"
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(taken)), "no two copies overlap"
     host.clear()
     assert arena.free_lines == 29
 
