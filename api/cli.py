@@ -14,6 +14,7 @@ import msgspec
 
 from baton.api import config as configuration
 from baton.api.config import Config, ConfigError, description, flag, group_of, is_size, variable
+from baton.api.machine.environment import expand_segments
 from baton.api.machine.threads import spin_briefly
 from baton.api.terminal.client import DEFAULT_URL
 from baton.api.version import VERSION
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options["api_key"] = options["api_key"] or first_key(os.environ)
         return chat(**options)
     spin_briefly()
+    expand_segments()
     if command == "doctor":
         from baton.api.machine.doctor import doctor
 

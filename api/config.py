@@ -14,6 +14,7 @@ from baton.actors.scheduler.strategy import Strategy
 AtLeastZero: TypeAlias = Annotated[int, Meta(ge=0)]
 AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1)]
 AtLeastTwo: TypeAlias = Annotated[int, Meta(ge=2)]
+Rows: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -117,7 +118,9 @@ class Config(Struct, frozen=True, kw_only=True):
         int, MEMORY, Meta(ge=0, description="tokens between checkpoints of an answer's state; 0 makes none")
     ] = 256
 
-    max_running: Annotated[int, SCHEDULING, Meta(ge=1, le=4096, description="maximum requests that run at once")] = 16
+    max_running: Annotated[
+        Rows | None, SCHEDULING, Meta(description="maximum requests that run at once [256 on a GPU, otherwise 16]")
+    ] = None
     max_queue: Annotated[int, SCHEDULING, Meta(ge=0, description="maximum requests that wait; more get 429")] = 1024
     request_timeout: Annotated[
         float,
@@ -125,8 +128,13 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(gt=0, le=1e7, description="seconds until a request is ended with 504, time in the queue included"),
     ] = 600.0
     step_tokens: Annotated[
-        int, SCHEDULING, Meta(ge=2, description="maximum tokens in a step, of prompt chunks and decoding rows together")
-    ] = 512
+        AtLeastTwo | None,
+        SCHEDULING,
+        Meta(
+            description="maximum tokens in a step, of prompt chunks and decoding rows together "
+            "[2048 to 8192 on a GPU, by its free memory; otherwise 512]"
+        ),
+    ] = None
     step_time: Annotated[
         float,
         SCHEDULING,

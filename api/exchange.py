@@ -43,8 +43,8 @@ def submit(request: web.Request, requests: Sequence[Request]) -> Generation:
 
 def check_batch(request: web.Request, sequences: int) -> None:
     """Raise ApiError 400 if there are more sequences than can run or wait at once. Call this before preparing each."""
-    config = request.app[SERVER].config
-    most = config.max_running + config.max_queue
+    server = request.app[SERVER]
+    most = server.loaded().max_running + server.config.max_queue
     if sequences > most:
         raise errors.bad_request(
             f"{sequences} sequences in one request: at most {most} can run or wait at once", code="batch_too_large"

@@ -12,7 +12,8 @@ from baton.actors.forward.streams import CpuStream
 from baton.actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, count_active_parameters, count_parameters, weight_bytes
 from baton.api.config import Config
 from baton.api.generation.fields import check_defaults
-from baton.api.machine.device import GPU_FRACTION, pick_device
+from baton.api.machine.batch import batch_limits
+from baton.api.machine.device import gpu_share, pick_device
 from baton.api.machine.memory import bytes_of, check_room, free_memory
 from baton.api.serve import StartError
 from baton.api.wiring import BITS, DTYPES, STATE_DTYPES, bundled_model, model_length, size
@@ -209,13 +210,16 @@ def examine_room(found: Inspection, model: Model, config: Config) -> None:
     with noting(found.refused):
         device = pick_device(config.device)
         free, weights = free_memory(device), found.weights_in_memory.get(found.loaded_as or "", 0)
-        fraction = GPU_FRACTION if device.type == "cuda" else DEFAULT_MEMORY_FRACTION
-        pools = config.memory if config.memory is not None else int(max(free - weights, 0) * fraction)
+        is_gpu, left = device.type == "cuda", max(free - weights, 0)
+        share = gpu_share(left) if is_gpu else int(left * DEFAULT_MEMORY_FRACTION)
+        pools = config.memory if config.memory is not None else share
         check_room(model, BITS[config.quantize], device)
         length = model_length(config, model)
         limited = msgspec.structs.replace(config, memory=max(pools, 1))
-        sizes = size(limited, model, length, CpuStream())
-        most = size(msgspec.structs.replace(limited, max_running=MOST_RUNNING), model, length, CpuStream())
+        batch = batch_limits(config, is_gpu, left)
+        sizes = size(limited, batch, model, length, CpuStream())
+        widest = batch_limits(msgspec.structs.replace(config, max_running=MOST_RUNNING), is_gpu, left)
+        most = size(limited, widest, model, length, CpuStream())
         found.room = Room(
             free=free, pools=pools, length=length, slots=sizes.slots, pages=sizes.pages, running=sizes.max_running,
             most_running=most.max_running, contexts=sizes.pages * sizes.page_size / length if sizes.pages else None,

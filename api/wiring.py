@@ -30,7 +30,9 @@ from baton.api.generation.fields import check_defaults
 from baton.api.generation.gateway import Gateway
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.structured import GrammarCompiler
-from baton.api.machine.device import allocate_pools, make_device, pick_device, pool_memory, stream_of
+from baton.api.machine.batch import BatchLimits, batch_limits
+from baton.api.machine.device import allocate_pools, enter_device, make_device, pool_memory, stream_of
+from baton.api.machine.host_arena import ArenaStart, host_bytes
 from baton.api.machine.memory import check_room, free_memory
 from baton.api.machine.native import start_native
 from baton.api.machine.threads import default_threads
@@ -53,7 +55,6 @@ DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BITS = {"none": None, "int8": 8, "int4": 4}
 DEFAULT_MAX_MODEL_LEN = 131_072  # default of --max-model-len, unless the model's own limit is lower
-HOST_SHARE = 0.125  # default of --host-memory, as a fraction of the free host memory
 
 
 def load(config: Config, on_progress: Progress) -> LoadedModel:
@@ -61,7 +62,7 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
     trace = open_trace_file(config.trace_file)
     path = Path(config.model) if config.model else bundled_model()
     try:
-        device = pick_device(config.device)
+        device = enter_device(config.device)
         check_folder(path)
         values = read_config(path)
         find_family(values)
@@ -69,18 +70,19 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         check_defaults(text.generation_defaults)
         formats = pick_formats(config, values, text)
         use_tf32(config.tf32)
-        model = read_model(config, path, device, on_progress)
+        arena = start_arena(config, device)
+        model = read_model(config, path, device, on_progress, arena)
         use_threads(config.threads or default_threads(count_parameters(model), torch.get_num_threads()))
         max_model_len = model_length(config, model)
         stream = stream_of(device, model)
-        sizes = size(config, model, max_model_len, stream)
+        host = HostStates(arena.finish() if arena is not None else None)
+        batch = batch_limits(config, device.type == "cuda", free_memory(device))
+        sizes = size(config, batch, model, max_model_len, stream, host)
         pools = allocate_pools(model, sizes.slots, sizes.pages, sizes.page_size, device, stream)
-        tiers = build_lower_tiers(config, model, sizes, path, device)
+        tiers = build_lower_tiers(config, model, sizes, path, host)
         runs = recording(model, pools, sizes.max_running, pools.pages_for(max_model_len + 1))
-        computes = make_device(
-            runs, pools, sizes.max_running, max_model_len, tiers.host, stream, longest=config.step_tokens
-        )
-    except (ValueError, OSError, torch.OutOfMemoryError) as error:
+        computes = make_device(runs, pools, sizes.max_running, max_model_len, host, stream, batch.step_tokens)
+    except (ValueError, OSError, torch.OutOfMemoryError, torch.AcceleratorError) as error:
         raise StartError(str(error)) from error
     info = {
         "family": values.values["model_type"],
@@ -89,24 +91,36 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         "weight_bytes": weight_bytes(model),
         "slots": sizes.slots,
         "pages": sizes.pages,
+        "max_running": sizes.max_running,
+        "step_tokens": batch.step_tokens,
         "tool_parser": formats.tools.name if formats.tools is not None else None,
         "reasoning_parser": formats.reasoning.name if formats.reasoning is not None else None,
     }
     grammars = grammar_compiler(text, model.vocab_size)
-    served = ServedModel(text, model.vocab_size, max_model_len, info, formats, grammars)
+    served = ServedModel(text, model.vocab_size, max_model_len, info, formats, grammars, sizes.max_running)
     peering = None
     if config.peer or config.peer_listen is not None:
         peering = Peering(config, name_states(config, model, path), sizes, tiers.host, served)
     return LoadedModel(
         served,
-        [f"weights of {weight_bytes(model) / 2**20:.1f} MiB (quantize: {config.quantize})", *notes(sizes)],
-        lambda gateway: build_relay(config, model, computes, tiers, sizes, text, grammars, gateway, trace, peering),
+        [f"weights of {weight_bytes(model) / 2**20:.1f} MiB (quantize: {config.quantize})", *notes(sizes, batch)],
+        lambda gateway: build_relay(
+            config, batch, model, computes, tiers, sizes, text, grammars, gateway, trace, peering
+        ),
         trace.close if trace is not None else None,
         peering.run if peering is not None else None,
     )
 
 
-def read_model(config: Config, path: Path, device: torch.device, on_progress: Progress) -> Model:
+def start_arena(config: Config, device: torch.device) -> ArenaStart | None:
+    """Return the start of the arena for host copies; None on a CPU, where each copy is allocated when it is made."""
+    is_gpu = device.type == "cuda"
+    return ArenaStart(host_bytes(config, is_gpu), config.page_size, device) if is_gpu else None
+
+
+def read_model(
+    config: Config, path: Path, device: torch.device, on_progress: Progress, arena: ArenaStart | None
+) -> Model:
     """Load the model. Reading the weights may take minutes, so make all checks that do not need them first."""
     bits = BITS[config.quantize]
     native = start_native(config, device, bits)
@@ -116,17 +130,24 @@ def read_model(config: Config, path: Path, device: torch.device, on_progress: Pr
         model_length(config, model)
         if native:
             native.begin(model)
+        if arena:
+            arena.begin(model)
 
-    return load_model(
-        path,
-        DTYPES[config.dtype],
-        device,
-        on_progress,
-        check,
-        native.finish if native else lambda: None,
-        STATE_DTYPES[config.state_dtype],
-        bits,
-    )
+    try:
+        return load_model(
+            path,
+            DTYPES[config.dtype],
+            device,
+            on_progress,
+            check,
+            native.finish if native else lambda: None,
+            STATE_DTYPES[config.state_dtype],
+            bits,
+        )
+    except BaseException:
+        if arena:
+            arena.cancel()
+        raise
 
 
 def grammar_compiler(text: ModelText, vocab_size: int) -> GrammarCompiler:
@@ -170,15 +191,25 @@ def model_length(config: Config, model: Model) -> int:
     return config.max_model_len
 
 
-def size(config: Config, model: Model, max_model_len: int, stream: Stream) -> PoolSizes:
-    """Return the sizes of the pools, given --memory or the free memory. Raises ValueError if no request fits."""
+def size(
+    config: Config,
+    batch: BatchLimits,
+    model: Model,
+    max_model_len: int,
+    stream: Stream,
+    host: HostStates | None = None,
+) -> PoolSizes:
+    """Return the sizes of the pools, given --memory or the free memory. Raises ValueError if no request fits.
+
+    host: the store for copies in host memory, for steps that measure memory
+    """
     memory = config.memory
     if memory is None:
-        memory = pool_memory(model, config.max_running, max_model_len, config.page_size, config.step_tokens, stream)
+        memory = pool_memory(model, batch.max_running, max_model_len, config.page_size, batch.step_tokens, stream, host)
     return size_pools(
         model,
         memory,
-        config.max_running,
+        batch.max_running,
         max_model_len,
         config.page_size,
         slots=config.state_slots,
@@ -186,6 +217,7 @@ def size(config: Config, model: Model, max_model_len: int, stream: Stream) -> Po
         tree_slots=config.tree_slots,
         strategy=config.state_strategy,
         overlap=not config.no_overlap,
+        cached_states=batch.cached_states,
     )
 
 
@@ -198,22 +230,21 @@ class LowerTiers:
     disk: StateFiles | None  # the state files; None without --session-dir
 
 
-def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, path: Path, device: torch.device) -> LowerTiers:
+def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, path: Path, host: HostStates) -> LowerTiers:
     """Make the tiers below the pool, and scan the state files in --session-dir.
 
-    The default of --host-memory is an eighth of the host's free memory, even if the device is a GPU.
+    Where copies have an arena, it is all of host memory that they may take.
     """
-    memory = config.host_memory
+    arena = host.arena
     limits = TierLimits(
-        host_bytes=memory if memory is not None else int(free_memory(torch.device("cpu")) * HOST_SHARE),
+        host_bytes=arena.nbytes if arena is not None else host_bytes(config, is_gpu=False),
         disk_bytes=config.state_disk if config.session_dir is not None else 0,
         state_bytes=sizes.slot_bytes,
         token_bytes=sizes.page_bytes // sizes.page_size if sizes.pages else 0,
         session_slots=config.session_slots,
         page_size=sizes.page_size,
-        pinned=device.type == "cuda",
+        lines=arena.lines if arena is not None else None,
     )
-    host = HostStates()
     if config.session_dir is None:
         return LowerTiers(limits, host, None)
     files = StateFiles(Path(config.session_dir) / "states", name_states(config, model, path), host)
@@ -230,15 +261,17 @@ def name_states(config: Config, model: Model, path: Path) -> str:
     return fingerprint(path, model.state_specs(), model.kv_specs(), dtype, config.quantize)
 
 
-def notes(sizes: PoolSizes) -> list[str]:
-    """Return lines for the log with the sizes of the pools, and the reasons for these sizes."""
+def notes(sizes: PoolSizes, batch: BatchLimits) -> list[str]:
+    """Return lines for the log with the sizes of the pools and of steps, and the reasons for these sizes."""
     slots = f"{sizes.slots} state slots of {sizes.slot_bytes / 2**10:.1f} KiB"
     pages = f"{sizes.pages} KV pages of {sizes.page_size} tokens and {sizes.page_bytes / 2**10:.1f} KiB"
-    return [f"{slots}; {pages if sizes.pages else 'no KV pages'}", *sizes.why]
+    steps = f"{sizes.max_running} requests run at once, in steps of up to {batch.step_tokens} tokens"
+    return [f"{slots}; {pages if sizes.pages else 'no KV pages'}", steps, *sizes.why]
 
 
 def build_relay(
     config: Config,
+    batch: BatchLimits,
     model: Model,
     computes: TorchDevice,
     tiers: LowerTiers,
@@ -253,7 +286,7 @@ def build_relay(
     limits = Limits(
         max_running=sizes.max_running,
         max_queue=config.max_queue,
-        step_tokens=config.step_tokens,
+        step_tokens=batch.step_tokens,
         step_time=config.step_time,
         page_size=sizes.page_size if sizes.pages else 0,
         track_interval=config.track_interval,

@@ -27,6 +27,9 @@ class ContainedDevice:
     def copies_aside(self) -> bool:
         return self._device.copies_aside
 
+    def enter_thread(self) -> None:
+        self._device.enter_thread()
+
     def clear(self, slot: int) -> None:
         self._set_up(lambda: self._device.clear(slot))
 

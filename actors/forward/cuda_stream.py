@@ -40,6 +40,10 @@ class CudaStream:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
+    def enter_thread(self) -> None:
+        """Select the device: torch does so by thread, and would also create a context on the first GPU otherwise."""
+        torch.cuda.set_device(self.device)
+
     def active(self) -> AbstractContextManager[None]:
         return torch.cuda.stream(self._stream)
 

@@ -12,6 +12,10 @@ Report = TypeVar("Report", bound=Ran | Transferred, covariant=True)
 class Device(DeviceCalls, Protocol):
     """The device as its thread sees it. Results are returned as Pendings."""
 
+    def enter_thread(self) -> None:
+        """Make the calling thread use the device. Every thread that makes calls or collects results does this first."""
+        ...
+
     def launch(self, work: Work) -> "Pending[Ran]":
         """Enqueue a step."""
         ...

@@ -26,10 +26,17 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """An order of execution on a device. All calls come from one thread; events may be used from any thread."""
+    """An order of execution on a device. Events may be used from any thread.
+
+    All calls except `enter_thread` come from one thread.
+    """
 
     device: torch.device
     can_capture: bool  # whether replaying a capture costs less than enqueueing its work again
+
+    def enter_thread(self) -> None:
+        """Make the calling thread use this device. Every thread that uses the device calls this first."""
+        ...
 
     def active(self) -> AbstractContextManager[None]:
         """Return a context in which all that torch and Triton enqueue in this thread goes to this stream."""
@@ -93,6 +100,9 @@ class CpuStream:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
+
+    def enter_thread(self) -> None:
+        return
 
     def active(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -25,7 +25,8 @@ class DeviceThread:
         self._device = device
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._failed = failed
-        self._steps, self._copies = Waiter("steps", deliver, failed), Waiter("copies", deliver, failed)
+        enter = device.enter_thread
+        self._steps, self._copies = Waiter("steps", enter, deliver, failed), Waiter("copies", enter, deliver, failed)
         self._thread = threading.Thread(target=self._work, name="device", daemon=True)
         self._thread.start()
 
@@ -74,12 +75,12 @@ class DeviceThread:
         self._copies.close()
 
     def _work(self) -> None:
-        while (call := self._calls.get()) is not None and not (self._steps.has_failed or self._copies.has_failed):
-            try:
+        try:
+            self._device.enter_thread()
+            while (call := self._calls.get()) is not None and not (self._steps.has_failed or self._copies.has_failed):
                 call()
-            except BaseException as error:
-                self._failed(error)
-                return
+        except BaseException as error:
+            self._failed(error)
 
 
 class Waiter:
@@ -89,10 +90,14 @@ class Waiter:
     once, so the thread never starts, and `take` delivers the results.
 
     what: the part of the thread's name after `device-`.
+    enter: called first on the thread.
     """
 
-    def __init__(self, what: str, deliver: Deliver, failed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, what: str, enter: Callable[[], None], deliver: Deliver, failed: Callable[[BaseException], None]
+    ) -> None:
         self.has_failed = False
+        self._enter = enter
         self._deliver = deliver
         self._failed = failed
         self._taken = self._delivered = 0  # each written by one thread only
@@ -120,11 +125,12 @@ class Waiter:
             self._thread.join()
 
     def _work(self) -> None:
-        while (pending := self._pending.get()) is not None:
-            try:
+        try:
+            self._enter()
+            while (pending := self._pending.get()) is not None:
                 self._deliver(pending.collect().report)
-            except BaseException as error:
-                self.has_failed = True
-                self._failed(error)
-                return
-            self._delivered += 1
+                del pending  # A copy's host memory is free when its last reference is gone: keep none while waiting.
+                self._delivered += 1
+        except BaseException as error:
+            self.has_failed = True
+            self._failed(error)

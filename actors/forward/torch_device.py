@@ -26,6 +26,7 @@ from baton.actors.storage.host_memory import HostStates
 from baton.kernels.sampling import TokenCounts, sample
 from baton.models.batch import Model, Pools
 
+CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 NOTHING_DRAWN = torch.empty(0, dtype=torch.int64)
 INBOX_BYTES = 2**16  # the initial size; the inbox grows if a step uploads more
 
@@ -60,6 +61,9 @@ class TorchDevice:
     @property
     def copies_aside(self) -> bool:
         return self._transfers.aside
+
+    def enter_thread(self) -> None:
+        self._stream.enter_thread()
 
     def capture(self, only_largest: bool = False) -> None:
         """Capture decoding steps, if a replay is cheaper. Padding rows then use the last slot and page of the pools."""
@@ -185,5 +189,9 @@ class TorchDevice:
 
 
 def survives(error: Exception) -> bool:
-    """Return whether the device is usable after this error of one call."""
-    return not isinstance(error, torch.AcceleratorError)
+    """Return whether the device is usable after this error of one call.
+
+    CUDA reports a lack of memory for one call, such as a host buffer or the code of a kernel, with an error of the same
+    class as a fault that ends the device. Its own number tells them apart.
+    """
+    return not isinstance(error, torch.AcceleratorError) or getattr(error, "error_code", None) == CUDA_OUT_OF_MEMORY

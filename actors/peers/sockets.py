@@ -88,7 +88,7 @@ class SocketMover:
         _read_exactly(self._reads, memoryview(answer))
         if bytes(answer) != HERE:
             raise EOFError("the peer has no such copy")
-        for part in (landing.state, landing.blocks):
+        for part in (*landing.state, *landing.blocks):
             _read_exactly(self._reads, _bytes_of(part))
         return landing
 
@@ -110,8 +110,12 @@ class SocketMover:
             self._serves.sendall(GONE)
             return
         self._serves.sendall(HERE)
-        for part in (copy.state, copy.blocks[entry[1] - copy.first_page :]):
+        for part in copy.state:
             self._serves.sendall(_bytes_of(part))
+        absent = entry[1] - copy.first_page  # leading pages of the copy that the peer does not need
+        for part in copy.blocks:
+            self._serves.sendall(_bytes_of(part[absent:]))
+            absent = max(absent - len(part), 0)
 
 
 def _bytes_of(part: Tensor) -> memoryview:

@@ -41,12 +41,14 @@ def size_pools(
     tree_slots: int = 0,
     strategy: Strategy = Strategy.JUST_IN_TIME,
     overlap: bool = True,
+    cached_states: int | None = None,
 ) -> PoolSizes:
     """Divide `memory` bytes between states and pages, except where `slots` or `pages` fix the number.
 
     With attention, states get half of the memory and pages the rest; without, states get all. Neither gets more than is
-    useful: slots for max_running requests and three cached states per request, and pages for two full contexts each.
+    useful: slots for max_running requests and for `cached_states` more, and pages for two full contexts each.
 
+    cached_states: by default three for each request
     tree_slots: slots reserved for cached states; each request needs slots_per_request(strategy, overlap) others.
 
     Raises SizingError if not even one request fits.
@@ -58,7 +60,7 @@ def size_pools(
     why = []
     if slots is None:
         share = memory // 2 if page_bytes else memory
-        useful = max_running * (each + 3)
+        useful = max_running * each + (cached_states if cached_states is not None else 3 * max_running)
         slots = min(share // slot_bytes, useful)
         why.append(f"{slots} slots: {_mib(share)} hold {share // slot_bytes}, {useful} are useful")
     if not page_bytes:

@@ -185,7 +185,7 @@ class StateFiles:
         copy = self._host.wait_for(key, COPY_TIMEOUT_S)
         if copy is None:
             raise StateFileError(f"copy {key} was not made, or not within {COPY_TIMEOUT_S:.0f} s")
-        tensors = to_tensors(tokens, copy.state, self._host.kv_of(copy))
+        tensors = to_tensors(tokens, self._host.state_of(copy), self._host.kv_of(copy))
         path = self._path(salt, tokens)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         unfinished = path.with_suffix(UNFINISHED)

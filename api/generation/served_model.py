@@ -91,3 +91,4 @@ class ServedModel:
     info: dict[str, Any] = field(default_factory=dict)  # the answer of /model_info
     formats: OutputFormats = field(default_factory=OutputFormats)  # how the model writes reasoning and tool calls
     grammars: GrammarCompiler = field(default_factory=no_grammars)
+    max_running: int = 16  # maximum requests that run at once

@@ -2,11 +2,12 @@
 
 import os
 import platform
-from importlib import import_module, metadata
+from importlib import import_module
 
 import msgspec
 import torch
 
+from baton.api.machine.gpu import describe_gpus, describe_triton
 from baton.api.machine.threads import SETTINGS
 from baton.api.version import VERSION
 from baton.kernels.runtime import cpp
@@ -16,7 +17,6 @@ from baton.kernels.runtime.cpp.cache import cache_folder
 from baton.kernels.runtime.cpp.pool import torch_pool
 from baton.kernels.runtime.cpp.prepare import Prepared, prepare
 from baton.kernels.runtime.cpp.targets import cpu_features
-from baton.kernels.runtime.triton.selection import HAS_TRITON
 
 # Prefixes of the names of CPU features that make kernels fast.
 FAST_FEATURES = ("avx2", "avx512", "avx_vnni", "amx", "asimd", "bf16", "f16c", "fma", "i8mm", "sve")
@@ -42,7 +42,8 @@ def examine() -> dict[str, str]:
     return {
         "baton": f"{VERSION}, torch {torch.__version__}, Python {platform.python_version()}",
         "cpu": f"{platform.machine()}, {os.cpu_count()} logical cores: {' '.join(features) or 'features unknown'}",
-        "gpu": describe_gpu(),
+        "gpu": describe_gpus(),
+        "triton": describe_triton(),
         "target": prepared.target.name if prepared.target is not None else "none",
         "compiler": describe_compiler(prepared),
         "cache": f"{cache_folder()}{', not used: ' + prepared.cache_problem if prepared.cache_problem else ''}",
@@ -53,14 +54,6 @@ def examine() -> dict[str, str]:
         ),
         **{f"kernel {name}": describe_kernel(name, prepared) for name in names},
     }
-
-
-def describe_gpu() -> str:
-    if not torch.cuda.is_available():
-        return "none"
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    triton = f"Triton {metadata.version('triton')}" if HAS_TRITON else "no Triton"
-    return f"{', '.join(names)}; {triton}"
 
 
 def describe_compiler(prepared: Prepared) -> str:

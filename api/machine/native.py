@@ -7,6 +7,7 @@ import structlog
 import torch
 
 from baton.api.config import Config
+from baton.api.machine.gpu import broken_triton
 from baton.kernels.runtime import cpp, triton
 from baton.kernels.runtime.cpp.prepare import Prepared
 from baton.models.batch import Model
@@ -61,11 +62,21 @@ class NativeStart:
         self._log.info("compiling native code", compiler=prepared.compiler.version, target=prepared.target.name)
 
 
+def check_triton(device: torch.device) -> None:
+    """Raise ValueError if Triton cannot launch kernels on a GPU, with what to install."""
+    if device.type == "cuda" and (why := broken_triton(device)):
+        raise ValueError(f"Triton is installed, but cannot launch a kernel: {why}; or --kernels torch, which is slow")
+
+
 def start_native(config: Config, device: torch.device, bits: int | None) -> NativeStart | None:
-    """Return the library to prepare, or None if no C++ is needed. Log whether Triton computes."""
+    """Return the library to prepare, or None if no C++ is needed. Log whether Triton computes.
+
+    Raises ValueError if Triton should compute and cannot.
+    """
     if config.kernels == "torch":
         triton.leave_to_torch()
     if triton.computes_on(device):
+        check_triton(device)
         structlog.get_logger().info("Triton", version=version("triton"), interpreted=device.type == "cpu")
     elif device.type != "cpu":
         structlog.get_logger().warning("no Triton", cost=COST_WITHOUT_TRITON)

@@ -310,7 +310,8 @@ def make_server(config: Config, ready: bool = True, formats: OutputFormats = NO_
     if ready:
         grammars = GrammarCompiler(byte_grammars()) if formats.tools is not None else no_grammars()
         length = config.max_model_len or 256
-        server.model = ServedModel(FakeText(), VOCAB, length, {"family": "fake"}, formats, grammars)
+        rows = config.max_running or 16
+        server.model = ServedModel(FakeText(), VOCAB, length, {"family": "fake"}, formats, grammars, rows)
         server.relay = ring
         server.phase = "ready"
         metrics.watch_ring(ring)

@@ -19,6 +19,7 @@ error unless the device was made with raises=False. The faults are:
 - host read: the host depends on values (item, tolist, bool, copies other than Stream.download), or a shape depends on
   them (nonzero, boolean masks, repeat_interleave by a tensor).
 - implicit upload: a host tensor is an operand or is copied, other than by Stream.upload; numbers are allowed.
+- page lock: a host buffer of more than MOST_LOCKED bytes was allocated after the setup. Locking its pages takes long.
 - host buffer: a buffer was written before the copy from or to it was done. Until then the buffer of a download is
   filled with 0xA5.
 - pageable: a copy from or to host memory that was not allocated by Stream.host_buffer.

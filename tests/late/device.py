@@ -20,6 +20,8 @@ from tests.late.operations import Operations
 from tests.late.streams import LateEvent, LateStream
 from tests.late.tensors import Cell, LateTensor, Memory, spoil
 
+MOST_LOCKED = 2**20  # bytes of the largest host buffer that may be allocated while the device computes
+
 
 class LateDevice:
     """An emulated accelerator. Between enter and exit, code under a stream's `active` may use torch.device("meta").
@@ -158,12 +160,16 @@ class LateDevice:
 
     def pinned(self, nbytes: int) -> Tensor:
         """Allocate a host buffer, filled with 0xA5."""
+        if nbytes > MOST_LOCKED:
+            self.note("page lock", f"{nbytes} bytes of host memory", where())
         buffer = torch.full((nbytes,), 0xA5, dtype=torch.uint8, device="cpu")
-        self._pinned[buffer.untyped_storage().data_ptr()] = buffer
+        self._pinned[buffer.data_ptr()] = buffer
         return buffer
 
     def is_pinned(self, host: Tensor) -> bool:
-        return host.untyped_storage().data_ptr() in self._pinned
+        """Return whether a tensor's memory is part of a host buffer."""
+        at = host.untyped_storage().data_ptr()
+        return at in self._pinned or any(begin <= at < begin + len(it) for begin, it in self._pinned.items())
 
     # Time
 

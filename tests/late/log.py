@@ -11,9 +11,9 @@ ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
 
 Kind = Literal[
     "launch", "upload", "download", "replay", "wait",
-    "host read", "implicit upload", "host buffer", "pageable", "unwritten", "misaligned",
+    "host read", "implicit upload", "page lock", "host buffer", "pageable", "unwritten", "misaligned",
 ]  # fmt: skip
-STALLS = {"host read", "implicit upload"}
+STALLS = {"host read", "implicit upload", "page lock"}
 FAULTS = {*STALLS, "host buffer", "pageable", "unwritten", "misaligned"}
 
 

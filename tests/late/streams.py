@@ -60,6 +60,9 @@ class LateStream:
         self.recording: list[Step] | None = None  # the steps of the capture in progress
         self._queue: deque[Callable[[], None] | LateEvent] = deque()
 
+    def enter_thread(self) -> None:
+        return
+
     def active(self) -> AbstractContextManager[None]:
         return self.late.active(self)
 

@@ -156,6 +156,14 @@ def test_host_memory_that_is_not_pinned_is_found() -> None:
         late.stream().upload(torch.ones(4), numbers(late))
 
 
+def test_host_memory_that_is_locked_after_the_setup_is_found() -> None:
+    with LateDevice() as late, late.setup():
+        late.stream().host_buffer(2**20 + 1)
+    with pytest.raises(Fault, match="page lock: 1048577 bytes"), LateDevice() as late:
+        late.stream().host_buffer(2**20)
+        late.stream().host_buffer(2**20 + 1)
+
+
 def two_streams(late: LateDevice, producer_first: bool, consumer_first: bool) -> list[float]:
     """Fill a tensor with 1 and then 2 on one stream; return the copy that a second stream downloads between the two.
 

@@ -30,6 +30,9 @@ class Execution:
     def copies_aside(self) -> bool:
         return self._device.copies_aside
 
+    def enter_thread(self) -> None:
+        raise NotImplementedError
+
     def clear(self, slot: int) -> None:
         self._strike("clear")
         self._device._write(slot, 0)

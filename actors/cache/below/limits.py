@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from baton.actors.storage.lines import HostLines
 from baton.actors.tokens import WIDTH
 
 # An upper bound, in bytes, on the header of a state file of any model.
@@ -18,9 +19,8 @@ class TierLimits:
     token_bytes: int = 0  # bytes of one token's keys and values in all layers
     session_slots: int | None = None  # the most slots that states with a session's name may hold; None: any number
     page_size: int = 1  # tokens in a page; host memory holds whole pages
-    pinned: bool = False
-    """Whether host memory is page-locked, as asynchronous copies by a GPU require. torch rounds the size of each
-    page-locked block up to a power of two."""
+    lines: HostLines | None = None
+    """The lines of which a copy in host memory takes a whole number; None: a copy takes as many bytes as it has."""
 
     def copied_bytes(self, position: int) -> int:
         """Return the bytes of a state at `position` together with the KV of its tokens."""
@@ -28,18 +28,14 @@ class TierLimits:
 
     def memory_bytes(self, position: int, first_page: int = 0) -> int:
         """Return the bytes of host memory that a copy of a state at `position` takes, with KV from `first_page` on."""
-        tokens = (-(-position // self.page_size) - first_page) * self.page_size
-        parts = self.state_bytes, self.token_bytes * tokens
-        return sum(map(_power_of_two, parts)) if self.pinned else sum(parts)
+        pages = -(-position // self.page_size) - first_page if self.token_bytes else 0
+        if self.lines is not None:
+            return self.lines.count(pages) * self.lines.nbytes
+        return self.state_bytes + self.token_bytes * pages * self.page_size
 
     def file_bytes(self, position: int) -> int:
         """Return the most bytes that the file of a state at `position` takes."""
         return self.copied_bytes(position) + WIDTH * position + FILE_OVERHEAD
-
-
-def _power_of_two(nbytes: int) -> int:
-    """Return the least power of two that is not below `nbytes`; 0 for 0."""
-    return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
 NO_TIERS = TierLimits()

@@ -13,6 +13,7 @@ from baton.actors.forward.step.packing import ALIGNMENT, Inbox
 from baton.actors.forward.streams import Event, Stream
 from baton.actors.messages import Transferred
 from baton.actors.storage.host_memory import HostState, HostStates
+from baton.actors.storage.kv_layout import numbered
 from baton.kernels.state_pool import gather, scatter
 from baton.models.batch import Pools
 
@@ -48,24 +49,27 @@ class Transfers:
             raise
 
         def enqueue() -> None:
-            self._copies.download(self._pools.slots[slot], copy.state)
-            for part in self._parts(copy.blocks):
-                staged = gather(self._pools.blocks, self._uploaded(pages[part]))
-                self._copies.download(staged, copy.blocks[part])
+            for part, piece in self._pieces(slot, copy):
+                self._copies.download(part, piece)
+            for first, block in self._blocks(copy, 0):
+                staged = gather(self._pools.blocks, self._uploaded(pages[first : first + len(block)]))
+                self._copies.download(staged, block)
 
         return self._enqueued(enqueue, Transferred(key), copy, partial(self._host.put, key))
 
     def fill(self, grant: int, key: int, slot: int, pages: Sequence[int], first_page: int) -> Pending[Transferred]:
         """Enqueue a copy from host memory: see Device."""
         copy = self._host.get(key)
-        blocks = copy.blocks[first_page - copy.first_page :]
+        absent = first_page - copy.first_page  # leading pages of the copy that the grant has already
 
         def enqueue() -> None:
-            self._copies.upload(copy.state, self._pools.slots[slot])
-            for part in self._parts(blocks):
-                staged = torch.empty(blocks[part].shape, dtype=torch.uint8, device=self._pools.blocks.device)
-                self._copies.upload(blocks[part], staged)
-                scatter(self._pools.blocks, self._uploaded(pages[part]), staged)
+            for part, piece in self._pieces(slot, copy):
+                self._copies.upload(piece, part)
+            for first, block in self._blocks(copy, absent):
+                staged = torch.empty(block.shape, dtype=torch.uint8, device=self._pools.blocks.device)
+                self._copies.upload(block, staged)
+                begin = first - absent
+                scatter(self._pools.blocks, self._uploaded(pages[begin : begin + len(block)]), staged)
 
         return self._enqueued(enqueue, Transferred(key, grant), copy)
 
@@ -85,10 +89,22 @@ class Transfers:
             failed = error
         return EnqueuedTransfer(report, copy, began, self._copies.record(), keep, failed)
 
-    def _parts(self, blocks: Tensor) -> Iterator[slice]:
-        """Yield slices of pages, each of at most MOST_STAGED bytes, or of one page if a page is larger."""
-        step = max(MOST_STAGED // max(blocks.shape[1], 1), 1)
-        return (slice(begin, min(begin + step, len(blocks))) for begin in range(0, len(blocks), step))
+    def _pieces(self, slot: int, copy: HostState) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the parts of a slot, each with the piece of the copy that is for it."""
+        begin = 0
+        for piece in copy.state:
+            yield self._pools.slots[slot, begin : begin + len(piece)], piece
+            begin += len(piece)
+
+    def _blocks(self, copy: HostState, first_page: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield a copy's pages from `first_page` on in parts, each with the index of its first page.
+
+        A part has at most MOST_STAGED bytes, or one page if a page is larger.
+        """
+        step = max(MOST_STAGED // max(self._pools.blocks.shape[1], 1), 1)
+        for first, block in numbered(copy.blocks):
+            for begin in range(max(first_page - first, 0), len(block), step):
+                yield first + begin, block[begin : begin + step]
 
     def _uploaded(self, pages: Sequence[int]) -> Tensor:
         """Upload page numbers. Return them as int64 on the device."""

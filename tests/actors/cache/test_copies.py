@@ -8,6 +8,7 @@ from baton.actors.cache.below.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.radix import Node, tokens_to
 from baton.actors.messages import Drop, Message
 from baton.actors.storage.disk import StateFile
+from baton.actors.storage.lines import HostLines
 from baton.actors.tokens import Tokens, count, pack, unpack
 
 STATE = 100
@@ -110,9 +111,9 @@ def test_what_a_copy_takes() -> None:
     assert limits.file_bytes(7) == 1070 + 7 * 4 + 8192, "the state, its KV, its tokens, and a header"
     whole = replace(limits, page_size=16)
     assert [whole.memory_bytes(at) for at in (0, 1, 16, 17)] == [1000, 1160, 1160, 1320]
-    pinned = replace(whole, pinned=True)
-    assert [pinned.memory_bytes(at) for at in (0, 1, 17, 103)] == [1024, 1024 + 256, 1024 + 512, 1024 + 2048]
-    assert pinned.file_bytes(7) == limits.file_bytes(7)
+    cut = replace(whole, lines=HostLines(340, 1000, 160))
+    assert [cut.memory_bytes(at) for at in (0, 1, 32, 33)] == [3 * 340, 4 * 340, 4 * 340, 5 * 340]
+    assert cut.file_bytes(7) == limits.file_bytes(7)
 
 
 def test_a_copy_fits_that_takes_all_of_host_memory() -> None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_every_call_is_made_in_order_on_the_thread() -> None:
     for name, *arguments in expected:
         getattr(thread, "run" if name == "launch" else name)(*arguments)
     thread.close()
-    assert device.calls == expected and not failed and device.threads == {"device"}
+    assert device.calls == [("enter_thread",), *expected] and not failed and device.threads == {"device"}
     assert delivered == [Transferred(7), Transferred(11), ran(1)]
 
 
@@ -69,7 +70,7 @@ def test_no_call_is_made_after_one_that_raises() -> None:
     thread.run(Work(0, [], [], [], []))
     thread.clear(1)
     thread.close()
-    assert [name for name, *_ in device.calls] == ["launch"]
+    assert [name for name, *_ in device.calls] == ["enter_thread", "launch"]
     assert [str(error) for error in failed] == ["the device is gone"]
 
 
@@ -98,6 +99,10 @@ class LateDevice:
     def __init__(self, steps: list[Late], copies: Sequence[Late] = ()) -> None:
         self.steps, self.copies = steps, copies
         self.cleared = threading.Event()
+        self.entered: list[str] = []  # the threads that may use the device, in order
+
+    def enter_thread(self) -> None:
+        self.entered.append(threading.current_thread().name)
 
     def launch(self, work: Work) -> Late:
         return self.steps[work.step]
@@ -154,6 +159,54 @@ def test_no_step_waits_for_a_copy() -> None:
     thread.close()
     assert delivered == [ran(0), ran(1), ran(7), ran(8)] and not failed
     assert [copy.threads for copy in copies] == [["device-copies"]] * 2
+
+
+def test_every_thread_enters_the_device_before_it_uses_it() -> None:
+    steps, copies = [Late(0), Late(1)], [Late(7), Late(8)]
+    device, delivered, failed = LateDevice(steps, copies), list[Any](), list[BaseException]()
+    thread = DeviceThread(device, delivered.append, failed.append)  # type: ignore[arg-type]
+    for number in range(2):
+        thread.run(Work(number, [], [], [], []))
+        thread.export(number, 1, [], 2)
+    thread.clear(0)
+    assert device.cleared.wait(10)
+    wait_for(lambda: len(device.entered) == 3)
+    assert device.entered[0] == "device" and {*device.entered[1:]} == {"device-steps", "device-copies"}
+    assert not any(pending.threads for pending in steps + copies), "they enter before they wait"
+    for pending in steps + copies:
+        pending.over.set()
+    thread.close()
+    assert len(delivered) == 4 and len(device.entered) == 3 and not failed
+
+
+def test_a_thread_that_cannot_enter_the_device_fails_it() -> None:
+    device, failed = LateDevice([], []), list[BaseException]()
+
+    def refuse() -> None:
+        raise RuntimeError("no such device")
+
+    device.enter_thread = refuse  # type: ignore[method-assign]
+    thread = DeviceThread(device, lambda report: None, failed.append)  # type: ignore[arg-type]
+    thread.clear(0)
+    thread.close()
+    assert [str(error) for error in failed] == ["no such device"] and not device.cleared.is_set()
+
+
+def test_a_waiter_keeps_nothing_of_what_it_has_delivered() -> None:
+    """A copy's host memory is free when its last reference is gone, which must not wait for the next copy."""
+    copy = Late(7)
+    gone = weakref.ref(copy)
+    device, delivered = LateDevice([], [copy]), list[Any]()
+    thread = DeviceThread(device, delivered.append, lambda error: None)  # type: ignore[arg-type]
+    thread.export(0, 1, [], 2)
+    thread.clear(0)
+    assert device.cleared.wait(10)
+    over, device.copies = copy.over, []
+    del copy
+    over.set()
+    wait_for(lambda: gone() is None)
+    thread.close()
+    assert delivered == [ran(7)]
 
 
 def test_no_call_is_made_after_a_copy_that_raises() -> None:

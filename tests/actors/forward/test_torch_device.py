@@ -362,7 +362,11 @@ def test_a_long_prompt_s_logits_are_computed_a_few_rows_at_a_time(monkeypatch: p
 
 def test_the_device_survives_errors_unless_it_is_lost() -> None:
     assert survives(ValueError("a kernel failed")) and survives(torch.OutOfMemoryError())
-    assert not survives(torch.AcceleratorError("the device is lost"))
+    lost = torch.AcceleratorError("the device is lost")
+    assert not survives(lost)
+    for code, usable in ((2, True), (700, False)):  # out of memory; an illegal address
+        lost.error_code = code  # type: ignore[attr-defined]
+        assert survives(lost) == usable
 
 
 def test_a_state_goes_to_host_memory_and_comes_back() -> None:

@@ -5,34 +5,45 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from baton.actors.forward.contained import ContainedDevice
 from baton.actors.forward.device import Work, WorkChunk
 from baton.actors.forward.streams import CpuStream
-from baton.actors.forward.torch_device import TorchDevice
+from baton.actors.forward.torch_device import TorchDevice, survives
 from baton.actors.forward.transfers import enqueue
 from baton.actors.forward.transfers.enqueue import Transfers
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request, Stops
+from baton.actors.storage.arena import Arena
 from baton.actors.storage.host_memory import HostStates
+from baton.actors.storage.lines import HostLines
 from baton.actors.tokens import pack
 from baton.models.batch import Pools, TensorSpec, stretches
 from tests.actors.forward.story import GREEDY, VOCABULARY, model_of, pools_of
-from tests.late import LateDevice
+from tests.late import Fault, LateDevice
 from tests.late.streams import LateStream
 
 META, CPU = torch.device("meta"), torch.device("cpu")
-PAGE = 2
+PAGE, PAGE_BYTES = 2, 128
 ALL = {"export", "fill", "stream"}
 
 
 class Bench:
     """A pool of slots of 24 bytes and pages of two tensors, and the Transfers under test."""
 
-    def __init__(self, late: LateDevice) -> None:
+    def __init__(self, late: LateDevice, lines: int = 0, state: int = 24) -> None:
+        """lines: lines of the arena, each of one or more pages, so that a state takes at most three lines.
+
+        0: there is no arena, and each copy is allocated when it is made.
+        """
         specs = [TensorSpec((PAGE, 4), torch.float32), TensorSpec((PAGE, 3), torch.bfloat16)]
         with late.setup():
-            slots, state = stretches(4, [TensorSpec((24,), torch.uint8)], META)
+            slots, states = stretches(4, [TensorSpec((state,), torch.uint8)], META)
             blocks, pages = stretches(6, specs, META)
-        self.pools, self.stream, self.host = Pools(slots, blocks, state, pages, PAGE), late.stream(), HostStates()
+            pages_a_line = max(slots.shape[1] // (2 * PAGE_BYTES), 1)
+            cut = HostLines(pages_a_line * PAGE_BYTES, slots.shape[1], PAGE_BYTES)
+            self.arena = Arena(cut, [late.pinned(lines * cut.nbytes)]) if lines else None
+        self.pools, self.stream = Pools(slots, blocks, states, pages, PAGE), late.stream()
+        self.host = HostStates(self.arena)
         self.transfers = Transfers(self.pools, self.host, self.stream)
 
     def write(self, slot: int, pages: Sequence[int], value: int) -> None:
@@ -48,14 +59,14 @@ class Bench:
             return [self.pools.slots[slot] * 1, *(self.pools.blocks[page] * 1 for page in pages)]
 
 
-def there_and_back(late: LateDevice, waits: set[str]) -> list[list[int]]:
+def there_and_back(late: LateDevice, waits: set[str], lines: int = 0) -> list[list[int]]:
     """Copy a state to host memory and back into another slot and other pages; return the distinct values found there.
 
     waits: which waits to perform; leaving one out must be able to corrupt the result.
     "export" waits for the copy to host memory before its slot is written again, "fill" for the copy back. "stream" is
     what the stream of the copies waits for.
     """
-    bench = Bench(late)
+    bench = Bench(late, lines)
     bench.write(1, [4, 2], 7)
     made = bench.transfers.export(5, 1, [4, 2], 3)
     if "export" in waits:
@@ -75,6 +86,46 @@ def there_and_back(late: LateDevice, waits: set[str]) -> list[list[int]]:
 def test_a_state_goes_to_host_memory_and_comes_back_however_late(seed: int | None) -> None:
     with LateDevice(seed) as late:
         assert there_and_back(late, ALL) == [[7], [8], [9]]
+
+
+@pytest.mark.parametrize("seed", [None, *range(40)])
+def test_a_state_goes_to_the_lines_of_an_arena_and_comes_back_however_late(seed: int | None) -> None:
+    with LateDevice(seed) as late:
+        assert there_and_back(late, ALL, lines=3) == [[7], [8], [9]]
+        assert sum(len(buffer) > 64 for buffer in late._pinned.values()) == 1, "the arena"
+
+
+@pytest.mark.parametrize("first_page", [0, 1, 2, 3])
+def test_a_copy_in_lines_fills_pages_from_any_page_on(first_page: int) -> None:
+    with LateDevice(3) as late:
+        bench = Bench(late, lines=6, state=300)
+        bench.write(1, [4, 2, 0], 7)
+        bench.transfers.export(5, 1, [4, 2, 0], 6).collect()
+        copy = bench.host.get(5)
+        assert [len(part) for part in (*copy.state, *copy.blocks)] == [128, 128, 64, 1, 1, 1]
+        bench.write(3, [1, 3, 5], 50)
+        bench.transfers.fill(10, 5, 3, [1, 3, 5][first_page:], first_page).collect()
+        found = [late.read(tensor).unique().tolist() for tensor in bench.contents(3, [1, 3, 5])]
+        assert found == [[7], *([51 + at] if at < first_page else [8 + at] for at in range(3))]
+
+
+def test_copies_lock_no_memory_while_the_device_computes() -> None:
+    """A state of more than a mebibyte would be a fault of the late device if its memory were locked for each copy."""
+    state = 3 * 2**20
+    with LateDevice() as late:
+        bench = Bench(late, lines=9, state=state)
+        locked = sum(buffer.nbytes for buffer in late._pinned.values())
+        for key in range(12):
+            bench.transfers.export(key, 1, [4, 2, 0][: key % 4], 2 * (key % 4)).collect()
+            bench.transfers.fill(10, key, 0, [1, 3, 5][: key % 4], 0).collect()
+            if key >= 2:
+                bench.host.drop(key - 2)
+        assert sum(buffer.nbytes for buffer in late._pinned.values()) - locked < 4096, "lists of pages"
+        assert bench.arena is not None and bench.arena.free_lines == 9 - 3 - 3, (
+            "of the last two copies, each of a state and pages"
+        )
+    with pytest.raises(Fault, match="page lock"), LateDevice() as late:
+        Bench(late, state=state).transfers.export(5, 1, [], 0)
 
 
 def test_pages_are_copied_in_parts_if_they_exceed_the_staging_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +166,8 @@ def test_a_copy_is_available_only_when_it_is_complete() -> None:
         assert bench.host.wait_for(5, 0) is None
         assert made.collect().seconds > 0
         copy = bench.host.get(5)
-        assert (copy.position, copy.state.shape, copy.blocks.shape) == (3, (64,), (2, 128))
+        assert copy.position == 3
+        assert [part.shape for part in (*copy.state, *copy.blocks)] == [(64,), (2, 128)]
         assert [(kv.dtype, list(kv.shape)) for kv in bench.host.kv_of(copy)] == [
             (torch.float32, [3, 4]), (torch.bfloat16, [3, 3]),
         ]  # fmt: skip
@@ -156,6 +208,22 @@ def test_a_fill_that_fails_half_way_is_over_when_it_has_stopped_writing(
             bench.transfers.export(6, 1, [4, 2], 3).collect()
         with pytest.raises(KeyError, match="could not be made"):
             bench.host.get(6)
+
+
+def test_host_memory_that_cannot_be_locked_fails_one_copy_and_not_the_device() -> None:
+    def refuse(nbytes: int) -> torch.Tensor:
+        error = torch.AcceleratorError("CUDA error: out of memory")
+        error.error_code = 2  # type: ignore[attr-defined]
+        raise error
+
+    with LateDevice() as late:
+        bench = Bench(late)
+        device = ContainedDevice(bench.transfers, survives)  # type: ignore[arg-type]
+        usable, bench.host._buffer = bench.host._buffer, refuse
+        assert "out of memory" in device.export(5, 1, [4], 2).collect().report.error
+        assert "could not be made" in device.fill(10, 5, 0, [0], 0).collect().report.error
+        bench.host._buffer = usable
+        assert device.export(6, 1, [4], 2).collect().report == Transferred(6)
 
 
 def test_a_copy_without_host_memory_is_recorded_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
+from baton.actors.storage.arena import Arena
 from baton.actors.storage.host_memory import HostStates
+from baton.actors.storage.lines import HostLines
 from baton.models.batch import Pools, TensorSpec, stretches
 
 PAGE = 2
@@ -20,3 +22,8 @@ def host_states(state_bytes: int, *kv: TensorSpec) -> HostStates:
 
 def buffer(nbytes: int) -> Tensor:
     return torch.full((nbytes,), 0xA5, dtype=torch.uint8)
+
+
+def arena_of(lines: HostLines, *counts: int) -> Arena:
+    """Return an arena that has a chunk of so many lines for each count."""
+    return Arena(lines, [buffer(count * lines.nbytes) for count in counts])

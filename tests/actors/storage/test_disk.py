@@ -174,8 +174,8 @@ def test_a_file_is_read_as_it_was_written(bench: Bench) -> None:
     bench.files.read(2, "", TOKENS)
     bench.files.close()
     found = bench.host.get(2)
-    assert found.position == 3 and torch.equal(found.state, STATE)
-    assert found.blocks.shape == bench.copy.blocks.shape and torch.equal(bench.host.kv_of(found)[0], KV[0])
+    assert found.position == 3 and torch.equal(bench.host.state_of(found), STATE)
+    assert [block.shape for block in found.blocks] == [(2, 64)] and torch.equal(bench.host.kv_of(found)[0], KV[0])
 
 
 def forge(path: Path, tensors: dict[str, torch.Tensor], **changed: str) -> None:

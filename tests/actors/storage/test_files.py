@@ -40,7 +40,7 @@ def test_tensors_that_were_read_do_not_change_with_the_file(tmp_path: Path) -> N
     with path.open("r+b") as file:
         file.seek(-1000, 2)
         file.write(bytes(1000))
-    assert torch.equal(host.get(2).state, state)
+    assert torch.equal(host.state_of(host.get(2)), state)
 
 
 def test_at_the_end_no_write_waits_for_a_copy_that_was_never_made(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_consecutive_writes_share_one_sync_of_the_folder(tmp_path: Path, monkeyp
     """A write is reported after its bytes and name are on the disk; a failed write is reported for its file only."""
     host, reports, synced = host_states(4), list[DiskReport](), list[tuple[Path, int]]()
     for key in range(50):
-        host.put(key, HostState(1, torch.full((4,), key, dtype=torch.uint8), torch.empty(1, 0, dtype=torch.uint8)))
+        host.put(key, HostState(1, (torch.full((4,), key, dtype=torch.uint8),), ()))
     sync = storage.sync
 
     def noted_sync(path: Path) -> None:
@@ -87,7 +87,7 @@ def test_consecutive_writes_share_one_sync_of_the_folder(tmp_path: Path, monkeyp
 def test_calls_for_one_file_are_carried_out_in_order(tmp_path: Path) -> None:
     host, reports = host_states(4), list[DiskReport]()
     for key in (1, 2):
-        host.put(key, HostState(1, torch.full((4,), key, dtype=torch.uint8), torch.empty(1, 0, dtype=torch.uint8)))
+        host.put(key, HostState(1, (torch.full((4,), key, dtype=torch.uint8),), ()))
     files = StateFiles(tmp_path, "model", host)
     files.write(1, "", pack([5]))
     files.write(2, "", pack([5]))
@@ -98,7 +98,7 @@ def test_calls_for_one_file_are_carried_out_in_order(tmp_path: Path) -> None:
     files.start(reports.append)
     files.close()
     assert successes(reports) == [("Written", 1), ("Written", 2), ("Loaded", 3), ("Written", 2)]
-    assert host.get(3).state.tolist() == [2] * 4
+    assert host.state_of(host.get(3)).tolist() == [2] * 4
     assert not list(tmp_path.iterdir())
 
 

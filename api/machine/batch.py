@@ -1,0 +1,43 @@
+"""Limits of a step's batch and of the pools for it. Their defaults follow from the device."""
+
+from dataclasses import dataclass
+
+from baton.api.config import Config
+
+CPU_ROWS, GPU_ROWS = 16, 256  # defaults of --max-running
+CPU_STEP_TOKENS = 512  # default of --step-tokens on a CPU
+LEAST_GPU_STEP_TOKENS, MOST_GPU_STEP_TOKENS = 2048, 8192  # bounds of its default on a GPU
+BYTES_A_STEP_TOKEN = 4 * 2**20
+"""Free bytes of a GPU for each token of a step. A token's activations take a small part of that."""
+CPU_STATES_A_ROW = 3  # cached states for each request that the pool of a CPU has slots for, at most
+MOST_GPU_STATES = 16_384
+"""Cached states that the pool of a GPU has slots for, at most: its memory serves no other purpose.
+
+The bound keeps the ledger of slots small if a model's states are tiny.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Limits of a step's batch, and of the states that are cached for its requests."""
+
+    max_running: int  # maximum requests that run at once, if there are slots for them
+    step_tokens: int  # maximum tokens of a step
+    cached_states: int  # slots for cached states beyond those of requests, at most
+
+
+def batch_limits(config: Config, is_gpu: bool, free: int) -> BatchLimits:
+    """Return the options' limits; an option that is not set gets the default of the device.
+
+    free: bytes that are free on the device after the weights
+    """
+    default_rows, default_tokens = (GPU_ROWS, gpu_step_tokens(free)) if is_gpu else (CPU_ROWS, CPU_STEP_TOKENS)
+    rows = config.max_running if config.max_running is not None else default_rows
+    tokens = config.step_tokens if config.step_tokens is not None else default_tokens
+    return BatchLimits(rows, tokens, MOST_GPU_STATES if is_gpu else CPU_STATES_A_ROW * rows)
+
+
+def gpu_step_tokens(free: int) -> int:
+    """Return the default of --step-tokens on a GPU with so many free bytes: a power of two."""
+    affordable = max(free // BYTES_A_STEP_TOKEN, 1)
+    return min(max(1 << affordable.bit_length() - 1, LEAST_GPU_STEP_TOKENS), MOST_GPU_STEP_TOKENS)
