@@ -2,8 +2,8 @@
 
 import torch
 
-from baton.models.config import ModelConfig
-from baton.models.decoder import Block, Decoder, Outline, numbered
+from baton.models.config import ModelConfig, ModelError
+from baton.models.decoder import RENAMED_KINDS, Block, Decoder, Outline, numbered
 from baton.models.family import Family, Piece, gated_mlp
 from baton.models.layers.attention import Attention, AttentionSettings
 from baton.models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
@@ -45,10 +45,17 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
 
 
 def read_layers(config: ModelConfig) -> list[str]:
-    """Return the kind of each layer: mamba or attention."""
+    """Return the kind of each layer: mamba or attention.
+
+    attn_layer_indices decides; a list of the kinds, which no known file has, must agree with it.
+    """
     layers = config.integer("num_hidden_layers")
     attending = config.indices("attn_layer_indices", layers)
-    return ["attention" if layer in attending else "mamba" for layer in range(layers)]
+    kinds = ["attention" if layer in attending else "mamba" for layer in range(layers)]
+    names = config.strings("layer_types", "layers_block_type")
+    if names is not None and [RENAMED_KINDS.get(name, name) for name in names] != kinds:
+        raise ModelError("config.json: attn_layer_indices and the list of layers name different layers")
+    return kinds
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:

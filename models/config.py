@@ -11,6 +11,8 @@ import torch
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 UNLIMITED = 2**31 - 1
 """The largest integer that is accepted in config.json, and the max_position of a model that has no limit."""
+LAYER_LISTS = ("layer_types", "layers_block_type", "hybrid_override_pattern", "mlp_layer_types")
+"""Keys with one entry for each layer: a list, or a string of one letter for each layer."""
 
 
 class ModelError(ValueError):
@@ -71,6 +73,19 @@ class ModelConfig:
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
             raise ModelError(f"config.json: {name} should be a list of strings, not {value!r}")
         return value
+
+    def check_layers(self) -> None:
+        """Raise ModelError unless num_hidden_layers and all LAYER_LISTS have the same number of layers."""
+        found = {name: self.values.get(name) for name in LAYER_LISTS}
+        counts = {name: len(value) for name, value in found.items() if isinstance(value, list | str)}
+        if self.values.get("num_hidden_layers") is not None:
+            named, layers = "num_hidden_layers", self.integer("num_hidden_layers")
+        else:
+            named, layers = next(iter(counts.items()), ("", 0))
+        for name, count in counts.items():
+            if count != layers:
+                whole = f"{named} = {layers}" if named == "num_hidden_layers" else f"the {layers} of {named}"
+                raise ModelError(f"config.json: {name} names {count} layers, not {whole}")
 
     def numbers(self, name: str, count: int) -> list[float]:
         """Return a list of `count` finite numbers above 0; all 1 if the key is not set."""

@@ -91,11 +91,13 @@ def read_layers(config: ModelConfig) -> list[str]:
     """Return the kind of each layer: mamba, attention, mlp or moe."""
     names = config.strings("layers_block_type", "layer_types")
     pattern = config.values.get("hybrid_override_pattern")
-    if names is None and isinstance(pattern, str):
-        names = [PATTERN.get(letter, letter) for letter in pattern]
-    if names is None:
+    lettered = [PATTERN.get(letter, letter) for letter in pattern] if isinstance(pattern, str) else None
+    kinds = [RENAMED_KINDS.get(name, name) for name in names] if names is not None else lettered
+    if kinds is None:
         raise ModelError("config.json lacks hybrid_override_pattern (or layers_block_type)")
-    return checked_kinds([RENAMED_KINDS.get(name, name) for name in names], "mamba", "attention", "mlp", "moe")
+    if lettered not in (None, kinds):
+        raise ModelError("config.json: hybrid_override_pattern and layers_block_type name different layers")
+    return checked_kinds(kinds, "mamba", "attention", "mlp", "moe")
 
 
 def read_mamba(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:

@@ -123,8 +123,10 @@ def find_family(config: ModelConfig) -> Family:
 def build_model(family: Family, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Model:
     """Build the model without weights, on the meta device.
 
-    Raises ModelError for a setting that is not supported, and for a model without a recurrent state.
+    Raises ModelError for a setting that is not supported, for keys that disagree on the number of layers, and for a
+    model without a recurrent state.
     """
+    config.check_layers()
     with torch.device("meta"):
         model = family.build(config, dtype, state_dtype)
     if not model.state_specs():

@@ -279,15 +279,15 @@ CONFIG_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("nemotron_h", {"num_key_value_heads": 3}, "should be a multiple of num_key_value_heads = 3"),
     ("nemotron_h", {"max_position_embeddings": 0}, "max_position_embeddings should be from 1"),
     ("nemotron_h", {"layers_block_type": []}, "there are no layers"),
-    ("granitemoehybrid", {"layer_types": ["mamba"] * 2, "mamba_chunk_size": 0}, "mamba_chunk_size should be from 1"),
+    ("granitemoehybrid", {"layer_types": ["mamba"] * 3, "mamba_chunk_size": 0}, "mamba_chunk_size should be from 1"),
     ("granitemoehybrid", {"residual_multiplier": float("inf")}, "residual_multiplier should be finite and above 0"),
     ("granitemoehybrid", {"logits_scaling": 0.0}, "logits_scaling should be finite and above 0, not 0.0"),
     ("granitemoehybrid", {"embedding_multiplier": "NaN"}, "embedding_multiplier should be finite and above 0"),
     ("granitemoehybrid-rope", {"head_dim": 5}, "head_dim = 5 cannot be rotated"),
     ("granitemoehybrid", {"shared_intermediate_size": 0}, "leave layers without MLPs"),
     ("granitemoehybrid-moe", {"num_experts_per_tok": 7}, "a token cannot have 7 of 6 experts"),
-    ("granitemoehybrid", {"layer_types": ["mamba", "conv"]}, "unknown layers conv"),
-    ("granitemoehybrid", {"layer_types": ["attention"] * 2}, "no layer has a recurrent state"),
+    ("granitemoehybrid", {"layer_types": ["mamba", "conv", "mamba"]}, "unknown layers conv"),
+    ("granitemoehybrid", {"layer_types": ["attention"] * 3}, "no layer has a recurrent state"),
     ("granitemoehybrid", {"mamba_d_head": 8}, "mamba_n_heads · mamba_d_head = 64"),
     ("qwen3_next", {"num_experts": None}, "lacks num_experts"),
     (
@@ -295,8 +295,8 @@ CONFIG_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
         {"linear_num_value_heads": 3},
         "should be a multiple of linear_num_key_heads = 2",
     ),
-    ("qwen3_next", {"layer_types": ["conv"]}, "unknown layers conv"),
-    ("qwen3_next", {"layer_types": []}, "there are no layers"),
+    ("qwen3_next", {"layer_types": ["conv"] * 4}, "unknown layers conv"),
+    ("qwen3_next", {"layer_types": []}, "layer_types names 0 layers, not num_hidden_layers = 4"),
     ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
     ("qwen3_next", {"attn_output_gate": False}, "attn_output_gate = False is not supported"),
     ("qwen3_next", {"head_dim": 6}, "head_dim = 6 · partial_rotary_factor 0.25 cannot be rotated"),
@@ -338,6 +338,64 @@ def test_config_is_refused(oracle: Oracle, tmp_path: Path, name: str, change: di
     path = copied(oracle.checkpoint(name), tmp_path / "copy", config=lambda config: config.update(change))
     with pytest.raises(ModelError, match=message):
         load(path)
+
+
+LAYER_COUNTS: list[tuple[str, dict[str, Any], str]] = [
+    ("granitemoehybrid", {"num_hidden_layers": 4}, "layer_types names 3 layers, not num_hidden_layers = 4"),
+    (
+        "granitemoehybrid",
+        {"layers_block_type": ["mamba"] * 2, "layer_types": None},
+        "layers_block_type names 2 layers, not num_hidden_layers = 3",
+    ),
+    (
+        "granitemoehybrid",
+        {"layers_block_type": ["mamba"] * 2},
+        "layers_block_type names 2 layers, not num_hidden_layers = 3",
+    ),
+    ("nemotron_h", {"num_hidden_layers": 6}, "layers_block_type names 5 layers, not num_hidden_layers = 6"),
+    (
+        "nemotron_h",
+        {"num_hidden_layers": 3, "layers_block_type": None, "hybrid_override_pattern": "M-*M"},
+        "hybrid_override_pattern names 4 layers, not num_hidden_layers = 3",
+    ),
+    (
+        "nemotron_h",
+        {"hybrid_override_pattern": "M-*M"},
+        "hybrid_override_pattern names 4 layers, not the 5 of layers_block_type",
+    ),
+    ("nemotron_h", {"hybrid_override_pattern": "M-*MM"}, "name different layers"),
+    ("qwen3_next", {"num_hidden_layers": 3}, "layer_types names 4 layers, not num_hidden_layers = 3"),
+    ("qwen3_next-groups", {"layer_types": ["linear_attention"] * 4}, "layer_types names 4 layers"),
+    ("qwen3_5", {"num_hidden_layers": 2}, "layer_types names 4 layers, not num_hidden_layers = 2"),
+    ("qwen3_5_text", {"num_hidden_layers": 5}, "layer_types names 4 layers, not num_hidden_layers = 5"),
+    ("qwen3_5_moe", {"num_hidden_layers": 5}, "layer_types names 4 layers, not num_hidden_layers = 5"),
+    ("kimi_linear", {"num_hidden_layers": 2}, "layer_types names 3 layers, not num_hidden_layers = 2"),
+    ("kimi_linear", {"mlp_layer_types": ["dense"]}, "mlp_layer_types names 1 layers, not num_hidden_layers = 3"),
+    ("bamba", {"layer_types": ["linear_attention"] * 2}, "layer_types names 2 layers, not num_hidden_layers = 3"),
+    ("bamba", {"layer_types": ["linear_attention"] * 3}, "name different layers"),
+    ("falcon_h1", {"layers_block_type": ["hybrid"]}, "layers_block_type names 1 layers, not num_hidden_layers = 2"),
+    ("mamba2", {"layer_types": ["mamba"]}, "layer_types names 1 layers, not num_hidden_layers = 2"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), LAYER_COUNTS)
+def test_keys_that_disagree_on_the_layers_are_refused(
+    oracle: Oracle, tmp_path: Path, name: str, change: dict[str, Any], message: str
+) -> None:
+    path = copied(oracle.checkpoint(name), tmp_path / "copy", config=lambda config: config.update(change))
+    with pytest.raises(ModelError, match=message):
+        load(path)
+
+
+def test_lists_of_layers_that_agree_are_accepted(oracle: Oracle, tmp_path: Path) -> None:
+    more = {
+        "nemotron_h": {"hybrid_override_pattern": "M-*M-", "num_hidden_layers": 5},
+        "bamba": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+        "falcon_h1": {"layers_block_type": ["hybrid"] * 2},
+    }
+    for name, keys in more.items():
+        original = oracle.checkpoint(name)
+        assert_loads_alike(copied(original, tmp_path / name, config=lambda c, new=keys: c.update(new)), original)
 
 
 def drop(tensors: dict[str, Any]) -> None:
