@@ -1,5 +1,7 @@
 """The input of a model in one step: packed tokens, and the places of their states and pages in the pools."""
 
+import mmap
+import sys
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -146,7 +148,7 @@ class Model(Protocol):
 
 
 def allocate(model: Model, slots: int, pages: int, page_size: int, device: torch.device) -> Pools:
-    """Allocate zeroed pools for `slots` states and `pages` pages."""
+    """Allocate zeroed pools for `slots` states and `pages` pages. Raises OSError if a CPU has too little memory."""
     state, views = stretches(slots, model.state_specs(), device)
     page_specs = [TensorSpec((page_size, *spec.shape), spec.dtype) for spec in model.kv_specs()]
     blocks, page_views = stretches(pages, page_specs, device)
@@ -160,7 +162,20 @@ def stretches(count: int, specs: list[TensorSpec], device: torch.device) -> tupl
     begins at a multiple of ALIGNMENT bytes in its stretch.
     """
     sizes = [-(-spec.nbytes // ALIGNMENT) * ALIGNMENT for spec in specs]
-    memory = torch.zeros(count, sum(sizes), dtype=torch.uint8, device=device)
+    memory = zeros(count * sum(sizes), device).view(count, sum(sizes))
     parts = torch.split(memory, sizes, dim=1)
     views = [part[:, : spec.nbytes].view(spec.dtype) for part, spec in zip(parts, specs, strict=True)]
     return memory, [view.view(count, *spec.shape) for view, spec in zip(views, specs, strict=True)]
+
+
+def zeros(size: int, device: torch.device) -> Tensor:
+    """Return zeroed memory, uint8 [size]. On a CPU it takes memory only from the first write to each of its parts on.
+
+    Raises OSError if a CPU's system refuses this much memory.
+    """
+    if device.type != "cpu" or size == 0:
+        return torch.zeros(size, dtype=torch.uint8, device=device)
+    # torch.zeros would write to all of it. The kernel hands out pages of zeros when they are first written to.
+    # Windows has only one kind of anonymous memory.
+    private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    return torch.frombuffer(mmap.mmap(-1, size, **private), dtype=torch.uint8)
