@@ -188,9 +188,9 @@ class Config(Struct, frozen=True, kw_only=True):
     ] = 86400.0
     response_memory: Annotated[int, SESSIONS, SIZE, Meta(ge=0, description="maximum bytes of stored responses")] = 2**28
 
-    host: Annotated[str, NETWORK, Meta(description="address to listen on; 0.0.0.0: all of IPv4, :: all of both")] = (
-        "127.0.0.1"
-    )
+    host: Annotated[
+        str, NETWORK, Meta(description="address to listen on; 0.0.0.0: all of IPv4, :: all of IPv4 and IPv6")
+    ] = "127.0.0.1"
     port: Annotated[int, NETWORK, Meta(ge=0, le=65535, description="port to listen on; 0 picks a free one")] = 8000
     body_limit: Annotated[int, NETWORK, SIZE, Meta(ge=1024, description="maximum bytes of a request body")] = 2**24
     bytes_in_flight: Annotated[

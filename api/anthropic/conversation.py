@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from baton.api import errors
 from baton.api.anthropic.request import MessagesRequest
-from baton.api.generation.messages import MESSAGE_SIZE, Message, read_object_at, read_string
+from baton.api.generation.messages import MESSAGE_SIZE, Message, read_object_at, read_string, replaced
 from baton.api.generation.offload import off_loop
 from baton.api.generation.request_builder import too_long
 from baton.api.generation.served_model import ServedModel
@@ -161,7 +161,8 @@ def read_tool_call(block: Mapping[str, Any], at: str) -> Message:
 def read_result(block: Mapping[str, Any], at: str) -> str:
     """Return the text of a tool's result. Templates have no field for a failure, so it gets the prefix "Error: "."""
     content = block.get("content")
-    text = joined(read_blocks(content, "system", f"{at}.content")) if content is not None else ""
+    parts = [replaced(part) for part in content] if isinstance(content, list) else content
+    text = joined(read_blocks(parts, "system", f"{at}.content")) if content is not None else ""
     failed = block.get("is_error")
     if not isinstance(failed, bool | None):
         raise errors.bad_request(f"{at}.is_error must be true or false", f"{at}.is_error", "invalid_value")

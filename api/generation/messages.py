@@ -33,6 +33,13 @@ IGNORED = frozenset(
     }
 )
 TEXT_ONLY = "only text parts are supported"
+# Types of parts that a tool may return, in any API, and that no model here can read; each with words for the model.
+UNREADABLE = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "an image"),
+    **dict.fromkeys(("document", "file", "input_file"), "a file"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "a sound recording"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "a video"),
+}
 MESSAGE_SIZE = 100  # reading one message takes as long as encoding so many characters
 MAX_CALLS = 128
 
@@ -70,7 +77,7 @@ def read_message(message: Mapping[str, Any], at: str, between: str = "") -> Mess
     if role == "assistant":
         own = read_assistant(fields, at)
     elif role == "tool":
-        own = {"tool_call_id": read_string(fields.pop("tool_call_id", None), f"{at}.tool_call_id")}
+        own = read_answered(fields.pop("tool_call_id", None), fields.get("name"), f"{at}.tool_call_id")
     # Clients send content null if the assistant said nothing, or only called tools.
     silent = role == "assistant" and ("content" in message or "tool_calls" in own)
     content = fields.pop("content", "" if silent else None)
@@ -82,7 +89,8 @@ def read_message(message: Mapping[str, Any], at: str, between: str = "") -> Mess
     if fields:
         field = f"{at}.{min(fields)}"
         raise errors.bad_request(f"unknown or unsupported field {field!r}", field, "unknown_parameter")
-    return {"role": role, "content": read_content(content, f"{at}.content", between), **own, **passed}
+    read = read_result if role == "tool" else read_content
+    return {"role": role, "content": read(content, f"{at}.content", between), **own, **passed}
 
 
 def read_role(role: object, at: str) -> str:
@@ -92,6 +100,11 @@ def read_role(role: object, at: str) -> str:
         expected = f"{at}: expected one of {', '.join(ROLES)}, got {errors.shown(role)}"
         raise errors.bad_request(expected, at, "invalid_value")
     return ROLES[role]
+
+
+def read_answered(id: object, name: object, at: str) -> Message:
+    """Return the field that says which call a tool's result answers: none if the result has only the tool's name."""
+    return {} if id is None and name else {"tool_call_id": read_string(id, at)}
 
 
 def read_assistant(fields: Message, at: str) -> Message:
@@ -161,6 +174,24 @@ def read_content(content: object, at: str, between: str) -> str:
     if not isinstance(content, list):
         raise errors.bad_request(f"{at} must be a string or a list of parts", at, "invalid_value")
     return between.join(read_part(part, f"{at}[{index}]") for index, part in enumerate(content))
+
+
+def read_result(content: object, at: str, between: str) -> str:
+    """Return a tool's result. Parts that the model cannot read are replaced by a text that says so.
+
+    Such a part is no error: the client sends it again with every later turn, so the conversation would be over.
+    """
+    parts = [replaced(part) for part in content] if isinstance(content, list) else content
+    return read_content(parts, at, between)
+
+
+def replaced(part: object) -> object:
+    """Return a text part in place of a part that the model cannot read, and any other part as it is."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind not in UNREADABLE:
+        return part
+    text = f"[The tool returned {UNREADABLE[kind]}. It was left out: this model reads only text.]"
+    return {**part, "type": "text", "text": text} if isinstance(part, dict) else part
 
 
 def read_part(part: object, at: str) -> str:

@@ -7,10 +7,11 @@ from baton.api import errors
 from baton.api.generation.messages import (
     Message,
     call_message,
-    read_content,
+    read_answered,
     read_each,
     read_message,
     read_object_at,
+    read_result,
     read_string,
 )
 from baton.api.generation.served_model import ServedModel
@@ -51,12 +52,19 @@ def read_item(item: Item, at: str, between: str) -> Message:
             full = prefix_of(read_string(item.get("namespace") or "", f"{at}.namespace")) + name
             return {"role": "assistant", "content": "", "tool_calls": [call_message(id, full, arguments)]}
         case "function_call_output":
-            id, output = read_string(item.get("call_id"), f"{at}.call_id"), item.get("output")
-            return {"role": "tool", "content": read_content(output, f"{at}.output", between), "tool_call_id": id}
+            return read_output(item, at, between)
         case "reasoning":
             return {"role": "assistant", "content": "", "reasoning_content": read_reasoning(item, at)}
     known = "message, function_call, function_call_output, reasoning or item_reference"
     raise errors.unsupported(f"{at}.type", f"is {errors.shown(item['type'])}: expected {known}")
+
+
+def read_output(item: Item, at: str, between: str) -> Message:
+    """Return a tool's result as a message. Codex sends results without a call, which have only the tool's name."""
+    space, name = (read_string(item.get(key) or "", f"{at}.{key}") for key in ("namespace", "name"))
+    called = {"name": prefix_of(space) + name} if name else {}
+    content = read_result(item.get("output"), f"{at}.output", between)
+    return {"role": "tool", "content": content, **read_answered(item.get("call_id"), name, f"{at}.call_id"), **called}
 
 
 def read_reasoning(item: Mapping[str, Any], at: str) -> str:

@@ -232,8 +232,10 @@ def items_of(id: str, message: Mapping[str, Any]) -> list[Item]:
     """
     content, calls = message["content"], message.get("tool_calls", ())
     if message["role"] == "tool":
-        result = {"type": "function_call_output", "call_id": message["tool_call_id"], "output": content}
-        return [{"id": id, **result, "status": "completed"}]
+        answered = {"call_id": message["tool_call_id"]} if "tool_call_id" in message else {}
+        named = {"name": message["name"]} if "name" in message else {}
+        result = {"id": id, "type": "function_call_output", **answered, **named, "output": content}
+        return [{**result, "status": "completed"}]
     items, rest = list[Item](), id.partition("_")[2]
     if thought := message.get("reasoning_content"):
         items.append(reasoning_item(f"rs_{rest}.0", thought, "completed"))

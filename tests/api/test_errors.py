@@ -123,18 +123,6 @@ IMAGES: list[tuple[str, dict[str, Any], str, str]] = [
     for kind in ("image", "image_url", "input_image", "video_url", "input_audio")
 ] + [
     ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", "im"),
-    (
-        "/v1/responses",
-        {"input": [{"type": "function_call_output", "call_id": "c", "output": PICTURE}]},
-        "input[0].output[0]",
-        "input_image",
-    ),
-    (
-        CHAT,
-        {"messages": [USER, {"role": "tool", "tool_call_id": "c", "content": PICTURE}]},
-        "messages[1].content[0]",
-        "input_image",
-    ),
     ("/tokenize", {"messages": [{**USER, "content": PICTURE}]}, "messages[0].content[0]", "input_image"),
     ("/v1/conversations", {"items": [{**USER, "content": PICTURE}]}, "items[0].content[0]", "input_image"),
     ("/generate", {"text": "a", "image_data": ["x"]}, "image_data", "image_data"),

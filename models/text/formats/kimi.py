@@ -129,20 +129,25 @@ def kimi_rules(calls: WantedCalls) -> list[str]:
 def numbered(chat: Chat) -> Chat:
     """Replace the ids of calls by functions.NAME:INDEX, where INDEX counts the chat's calls from 0.
 
-    Tool results get the new ids of their calls. A result keeps its id if its call is not earlier in the chat.
+    Tool results get the new ids of their calls. A result keeps its id if its call is not earlier in the chat. A result
+    that has only the name of its tool gets the id of the last call of that tool, or the name if there is none.
     """
     shown: list[Mapping[str, Any]] = []
     known: dict[object, str] = {}
+    last: dict[str, str] = {}
     count = 0
     for message in chat:
         if calls := message.get("tool_calls"):
             ids = [f"{NAMESPACE}{call['function']['name']}:{count + index}" for index, call in enumerate(calls)]
             known |= {call.get("id"): id for call, id in zip(calls, ids, strict=True)}
+            last |= {call["function"]["name"]: id for call, id in zip(calls, ids, strict=True)}
             count += len(calls)
             own = [{**call, "id": id} for call, id in zip(calls, ids, strict=True)]
             message = {**message, "tool_calls": own}
         elif (id := message.get("tool_call_id")) in known:
             message = {**message, "tool_call_id": known[id]}
+        elif message["role"] == "tool" and id is None and (name := message.get("name")) is not None:
+            message = {**message, "tool_call_id": last.get(name, name)}
         shown.append(message)
     return shown
 

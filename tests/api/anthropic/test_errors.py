@@ -56,7 +56,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (user({"type": "thinking", "thinking": ""}), "messages[0].content[0]: thinking"),
     (user({"type": "tool_result"}), "messages[0].content[0].tool_use_id"),
     (user({"type": "tool_result", "tool_use_id": "t", "is_error": 1}), "messages[0].content[0].is_error"),
-    (user({"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}), "messages[0].content[0].content[0]"),
+    (
+        user({"type": "tool_result", "tool_use_id": "t", "content": [IMAGE, CALLED]}),
+        "messages[0].content[0].content[1]",
+    ),
     (assistant({"type": "tool_result", "tool_use_id": "t"}), "messages[1].content[0]: tool_result"),
     (assistant({**CALLED, "input": "{}"}), "messages[1].content[0].input"),
     (assistant({**CALLED, "id": None}), "messages[1].content[0].id"),

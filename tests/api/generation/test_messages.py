@@ -35,6 +35,7 @@ def call(**function: Any) -> dict[str, Any]:
             {"role": "tool", "tool_call_id": "c", "name": "add", "content": [{"type": "text", "text": "3"}]},
             {"content": "3", "tool_call_id": "c", "name": "add"},
         ),
+        ({"role": "tool", "name": "add", "content": "3"}, {"content": "3", "name": "add"}),
     ],
 )
 def test_messages_as_templates_see_them(message: dict[str, Any], shown: dict[str, Any]) -> None:

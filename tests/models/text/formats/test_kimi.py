@@ -174,6 +174,10 @@ def result(id: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": id, "content": "done"}
 
 
+def named(name: str) -> dict[str, Any]:
+    return {"role": "tool", "name": name, "content": "done"}
+
+
 USER = {"role": "user", "content": "Hi"}
 
 
@@ -206,6 +210,17 @@ USER = {"role": "user", "content": "Hi"}
             ],
         ),
         ([result("gone"), message(("1", "f"))], [result("gone"), message(("functions.f:0", "f"))]),
+        # Results that name only their tool: the last call of that tool, and a tool that was not called.
+        (
+            [message(("1", "f")), result("1"), message(("2", "f")), named("f"), named("g")],
+            [
+                message(("functions.f:0", "f")),
+                result("functions.f:0"),
+                message(("functions.f:1", "f")),
+                result("functions.f:1") | {"name": "f"},
+                result("g") | {"name": "g"},
+            ],
+        ),
     ],
 )
 def test_ids_count_the_calls_of_a_chat(chat: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
