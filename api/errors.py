@@ -1,6 +1,7 @@
 """Errors sent to clients: OpenAI's error object and an HTTP status."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -34,7 +35,9 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
+        """details: the error's details in Anthropic's format, which only its API shows."""
         super().__init__(message)
         self.status = status
         self.message = message.encode(errors="backslashreplace").decode()  # may repeat bytes that are not UTF-8
@@ -42,6 +45,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.details = details
 
     def body(self) -> ErrorBody:
         return ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code))
@@ -117,7 +121,7 @@ def timed_out(seconds: float) -> ApiError:
 def not_retryable(error: ApiError) -> ApiError:
     """Return `error` with a header against retries: the session has the turn already; a retry would add it twice."""
     headers = {name: value for name, value in error.headers.items() if name != "Retry-After"} | DO_NOT_RETRY
-    return ApiError(error.status, error.message, error.type, error.param, error.code, headers)
+    return ApiError(error.status, error.message, error.type, error.param, error.code, headers, error.details)
 
 
 def client_left() -> ApiError:

@@ -1,6 +1,9 @@
 """Errors in the format of Anthropic's API, with its statuses and types."""
 
-from msgspec import Struct
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
 
 from baton.api.errors import ApiError
 
@@ -24,6 +27,7 @@ TOO_LONG = "prompt is too long: "
 class MessagesErrorDetail(Struct):
     type: str
     message: str
+    details: Mapping[str, Any] | UnsetType = UNSET  # {"error_code", …}, from which clients learn how to go on
 
 
 class MessagesErrorBody(Struct, tag_field="type", tag="error"):
@@ -43,7 +47,15 @@ def status_of(error: ApiError) -> int:
 def error_body(error: ApiError, request_id: str) -> MessagesErrorBody:
     status = status_of(error)
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return MessagesErrorBody(MessagesErrorDetail(kind, message_of(error)), request_id)
+    detail = MessagesErrorDetail(kind, message_of(error), error.details if error.details is not None else UNSET)
+    return MessagesErrorBody(detail, request_id)
+
+
+def unsupported_thread() -> ApiError:
+    """Return the 400 after which Anthropic's clients send the whole conversation, without the field `thread`."""
+    message = "thread is not supported: send the whole conversation in messages"
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return ApiError(400, message, "invalid_request_error", "thread", "unsupported_parameter", details=details)
 
 
 def message_of(error: ApiError) -> str:

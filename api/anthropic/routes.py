@@ -8,7 +8,7 @@ from msgspec import Struct
 from baton.actors.requests import Request
 from baton.api import errors
 from baton.api.anthropic.conversation import read_conversation
-from baton.api.anthropic.errors import error_body
+from baton.api.anthropic.errors import error_body, unsupported_thread
 from baton.api.anthropic.reply import PING, Reply, frames
 from baton.api.anthropic.request import IGNORED, UNSUPPORTED, MessagesRequest, read_offer, thinking_variables, wanted_in
 from baton.api.exchange import REQUEST_ID, answer_json, read_body, salt_of, submit
@@ -33,7 +33,7 @@ class TokenCount(Struct):
 async def create_message(request: web.Request) -> web.StreamResponse:
     """Answer a conversation, complete or as a stream."""
     server = request.app[SERVER]
-    body = convert(await read_body(request), MessagesRequest, IGNORED, UNSUPPORTED)
+    body = await read_request(request)
     model = server.ready(body.model)
     if body.max_tokens is None:
         raise errors.bad_request("max_tokens is required", "max_tokens", "missing_required_parameter")
@@ -52,10 +52,18 @@ async def create_message(request: web.Request) -> web.StreamResponse:
 @routes.post("/v1/messages/count_tokens")
 async def count_tokens(request: web.Request) -> web.Response:
     """Count the prompt's tokens. The count equals the sum of the three input token counts in an answer's usage."""
-    body = convert(await read_body(request), MessagesRequest, IGNORED, UNSUPPORTED)
+    body = await read_request(request)
     model = request.app[SERVER].ready(body.model)
     prompt = await render_input(model, await read_chat(model, body), salt_of(request, body.cache_salt))
     return answer_json(TokenCount(len(prompt.tokens)))
+
+
+async def read_request(request: web.Request) -> MessagesRequest:
+    """Read the body. Raises ApiError 400."""
+    fields = await read_body(request)
+    if "thread" in fields:
+        raise unsupported_thread()
+    return convert(fields, MessagesRequest, IGNORED, UNSUPPORTED)
 
 
 async def read_chat(model: ServedModel, body: MessagesRequest) -> ChatInput:

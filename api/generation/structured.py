@@ -59,7 +59,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
 
 
 class StructuredFields(RequestFields, forbid_unknown_fields=True, kw_only=True):
-    """The fields of chat completions, completions and turns that constrain the output. A request may set only one."""
+    """The fields of chat completions, completions and turns that constrain the output. All that are set must agree."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -68,6 +68,9 @@ class StructuredFields(RequestFields, forbid_unknown_fields=True, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_decoding_backend: str | None = None  # accepted, without effect
+    json_schema: dict[str, Any] | str | None = None  # this and the next two: SGLang's fields
+    regex: str | None = None
+    ebnf: str | None = None
 
 
 # For each field of the body that asks for a grammar, a function that returns the text of that grammar.
@@ -76,6 +79,8 @@ GrammarWriters = dict[str, Callable[[], str]]
 GrammarsOfTools: TypeAlias = Mapping[str, Callable[[], str]]
 """Functions that return the texts of the grammars of tools' parameters, by the names of the tools."""
 NO_TOOLS: GrammarsOfTools = {}
+# SGLang's names of fields by kind of constraint, as `of_kinds` needs them.
+SGLANG = {"json": "json_schema", "regex": "regex", "grammar": "ebnf"}
 
 
 def wanted_in(body: StructuredFields) -> GrammarWriters:
@@ -86,7 +91,8 @@ def wanted_in(body: StructuredFields) -> GrammarWriters:
         if outputs.json_object:
             writers["structured_outputs.json_object"] = any_object
     kinds = body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar
-    return writers | of_kinds(*kinds, named("guided_"))
+    writers |= of_kinds(*kinds, named("guided_"))
+    return writers | of_kinds(body.json_schema, body.regex, None, body.ebnf, SGLANG)
 
 
 def of_format(format: ResponseFormat | None, field: str) -> GrammarWriters:
@@ -150,12 +156,22 @@ def any_object() -> str:
     return writing.json_schema(writing.ANY_OBJECT)
 
 
-def check_one(writers: GrammarWriters) -> str:
-    """Return the only field that asks for a grammar. Raises ApiError 400 if several fields do."""
-    field, *others = writers
-    if others:
-        raise errors.bad_request(f"give only one of {' and '.join(writers)}", field, "mutually_exclusive_parameters")
-    return field
+def write_one(writers: GrammarWriters) -> str:
+    """Return the grammar that all fields ask for: clients send it under an older name too.
+
+    Raises ApiError 400 if a grammar is wrong, or if the fields ask for different ones.
+    """
+    texts: dict[str, str] = {}
+    for field, write in writers.items():
+        try:
+            texts[field] = write()
+        except GrammarError as error:
+            raise errors.bad_request(f"{field}: {error}", field, "invalid_value") from None
+    field, text = next(iter(texts.items()))
+    if any(other != text for other in texts.values()):
+        message = f"give only one of {' and '.join(writers)}: they ask for different outputs"
+        raise errors.bad_request(message, field, "mutually_exclusive_parameters")
+    return text
 
 
 class GrammarCompiler:
@@ -176,11 +192,13 @@ class GrammarCompiler:
         return self.grammars.known(grammar) if grammar and self.grammars is not None else None
 
     async def written(self, writers: GrammarWriters) -> str:
-        """Compile the grammar of the only writer and return its text; "" without writers. Raises ApiError: 400, 503."""
+        """Compile the grammar that all writers return, and return its text; "" without writers.
+
+        Raises ApiError: 400, 503.
+        """
         if not writers:
             return ""
-        field = check_one(writers)
-        return await self.compiled(writers[field], field)
+        return await self.compiled(lambda: write_one(writers), next(iter(writers)))
 
     async def compiled(self, write: Callable[[], str], field: str, tools: GrammarsOfTools = NO_TOOLS) -> str:
         """Call `write` for the text of a grammar, compile the grammar, and return the text.

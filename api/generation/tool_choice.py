@@ -8,7 +8,7 @@ from baton.api import errors
 from baton.api.generation.messages import read_object_at, read_string
 from baton.api.generation.request_builder import Prompt
 from baton.api.generation.served_model import ServedModel
-from baton.api.generation.structured import GrammarWriters, check_one
+from baton.api.generation.structured import GrammarWriters, write_one
 from baton.api.generation.tools import Mode, ReadTool, ToolUse, read_tools
 from baton.models.text.formats.grammars import CallableTool, WantedCalls, arguments_grammar, output_grammar
 
@@ -88,10 +88,10 @@ async def grammar_of(model: ServedModel, prompt: Prompt, use: ToolUse, output: G
     calls = calls_of(model, use, answers=bool(output))
     if not output and calls is None:
         return ""
-    field = check_one(output) if output and not (calls and calls.required) else None
+    field = next(iter(output)) if output and not (calls and calls.required) else None
 
     def write() -> str:
-        answer = output[field]() if field is not None else None
+        answer = write_one(output) if field is not None else None
         return output_grammar(answer, calls, model.text.added_tokens, model.formats.reasoning, prompt.in_reasoning)
 
     tools = {each.name: partial(arguments_grammar, each) for each in (calls.tools if calls is not None else ())}

@@ -30,7 +30,7 @@ from baton.api.generation.offload import off_loop
 from baton.api.generation.outputs import Generation
 from baton.api.generation.request_builder import Prompt, build_request, encode_all
 from baton.api.generation.served_model import ServedModel, Text
-from baton.api.generation.structured import GrammarWriters, of_kinds
+from baton.api.generation.structured import SGLANG, GrammarWriters, of_kinds
 from baton.api.parsing import Unsupported, convert
 from baton.api.server import SERVER
 from baton.api.sse import stream
@@ -189,7 +189,7 @@ async def read_items(model: ServedModel, body: GenerateRequest, salt: str) -> li
 
 def wanted_in(params: GenerateParams, at: str) -> GrammarWriters:
     """Return the grammar writers of the constraints in `params`. at: the path of `params` in the body."""
-    names = {"json": f"{at}.json_schema", "regex": f"{at}.regex", "grammar": f"{at}.ebnf"}
+    names = {kind: f"{at}.{name}" for kind, name in SGLANG.items()}
     return of_kinds(params.json_schema, params.regex, None, params.ebnf, names)
 
 

@@ -26,7 +26,7 @@ MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 TOOL = {"name": "write", "parameters": SCHEMA}
 LETTERS = {"temperature": 0, "max_tokens": 400}
 CHAT: dict[str, Any] = {"messages": MESSAGES, **LETTERS}
-FORMAT = {"type": "json_schema", "name": "s", "schema": SCHEMA, "strict": True}
+FORMAT: Any = {"type": "json_schema", "name": "s", "schema": SCHEMA, "strict": True}
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", CHAT | {"guided_regex": PATTERN}),
     "a choice of two": ("/v1/chat/completions", CHAT | {"guided_regex": PATTERN, "n": 2}),
@@ -90,7 +90,7 @@ def test_clients_do_not_repeat_it(server: ServerProcess) -> None:
         with pytest.raises(openai.BadRequestError, match="after"):
             api.chat.completions.create(model="default", extra_body={"guided_regex": PATTERN}, **CHAT)
         with pytest.raises(openai.BadRequestError, match="after"):
-            api.responses.create(model="default", input="a", text={"format": FORMAT})  # type: ignore[arg-type]
+            api.responses.create(model="default", input="a", text={"format": FORMAT})
     with (
         anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=3) as other,
         pytest.raises(anthropic.BadRequestError, match="after"),

@@ -128,6 +128,24 @@ def in_question(end: str, **mark: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [text(RULES, **mark), text(end)]}]}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_runner_continues_without_a_thread(client: anthropic.Anthropic, stream: bool) -> None:
+    """The client first asks for a thread, which the server refuses in a way that it understands."""
+    cities: list[str] = []
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """Tell the weather."""
+        cities.append(city)
+        return "rain"
+
+    fields: Any = {"model": "scripted", "max_tokens": 400, "tools": [weather], "stream": stream}
+    fields["messages"] = [{"role": "user", "content": f"How is the weather in {CITIES[0]}?"}]
+    final = client.beta.messages.tool_runner(**fields).until_done()
+    assert cities == [CITIES[0]] and final.stop_reason == "end_turn"
+    assert client.beta.messages.count_tokens(model="scripted", messages=HELLO).input_tokens > 0
+
+
 def in_tools(end: str, **mark: Any) -> dict[str, Any]:
     return {"tools": [{**TOOL, "description": RULES, **mark}, {**NOW, "description": end}]}
 

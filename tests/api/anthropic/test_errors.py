@@ -113,6 +113,17 @@ async def test_errors_name_the_field(body: dict[str, Any], named: str) -> None:
         assert served.ring.submitted() == []
 
 
+@pytest.mark.parametrize("path", [PATH, f"{PATH}/count_tokens"])
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}, "x"])
+async def test_a_thread_is_refused_with_the_details_by_which_clients_do_without(path: str, thread: object) -> None:
+    async with serving() as served:
+        body = {"messages": HELLO, "max_tokens": 9, "thread": thread}
+        status, answer = await served.post(path, body)
+        assert (await served.post(path, body | {"thread": None}))[0] == 200
+    assert status == 400 and answer["error"]["type"] == "invalid_request_error"
+    assert answer["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
 async def test_unsupported_hints_are_ignored() -> None:
     body = {
         "messages": HELLO, "max_tokens": 9, "metadata": {"user_id": "u"}, "service_tier": "auto", "system": None,

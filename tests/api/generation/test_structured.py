@@ -1,6 +1,7 @@
 """Structured output: every form of a constraint reaches the ring as the same grammar, or is a 400."""
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -42,6 +43,17 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
     "guided_regex": ({"guided_regex": "a+"}, regex("a+")),
     "guided_choice": ({"guided_choice": ["a", "b"]}, choice(["a", "b"])),
     "guided_grammar": ({"guided_grammar": LARK}, grammar(LARK)),
+    "SGLang's schema": ({"json_schema": SCHEMA}, json_schema(SCHEMA)),
+    "SGLang's schema as text": ({"json_schema": json.dumps(SCHEMA)}, json_schema(SCHEMA)),
+    "SGLang's regex": ({"regex": "a+"}, regex("a+")),
+    "SGLang's ebnf": ({"ebnf": LARK}, grammar(LARK)),
+    "new and old": ({"structured_outputs": {"grammar": LARK}, "guided_grammar": LARK}, grammar(LARK)),
+    "old and SGLang's": ({"guided_regex": "a+", "regex": "a+", "structured_outputs": {"regex": "a+"}}, regex("a+")),
+    "a schema and its text": (
+        {"structured_outputs": {"json": SCHEMA}, "guided_json": json.dumps(SCHEMA)},
+        json_schema(SCHEMA),
+    ),
+    "strict and old": ({"response_format": FORMAT, "guided_json": SCHEMA}, json_schema(SCHEMA)),
     "json": ({"structured_outputs": {"json": SCHEMA, "disable_fallback": True}}, json_schema(SCHEMA)),
     "regex": ({"structured_outputs": {"regex": "a+"}}, regex("a+")),
     "choice": ({"structured_outputs": {"choice": ["a", "b"]}}, choice(["a", "b"])),
@@ -119,6 +131,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"guided_grammar": "root ::= ("}, "guided_grammar"),
     ("/v1/chat/completions", {"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex"),
     ("/v1/chat/completions", {"guided_regex": "a", "response_format": FORMAT}, "response_format.json_schema.schema"),
+    ("/v1/chat/completions", {"guided_regex": "a", "regex": "b"}, "guided_regex"),
+    (
+        "/v1/chat/completions",
+        {"structured_outputs": {"grammar": LARK}, "ebnf": 'start: "b"'},
+        "structured_outputs.grammar",
+    ),
+    ("/v1/chat/completions", {"guided_regex": "a", "regex": "("}, "guided_regex"),
+    ("/v1/chat/completions", {"guided_grammar": LARK, "ebnf": "root ::= ("}, "ebnf"),
+    ("/v1/completions", {"ebnf": "root ::= ("}, "ebnf"),
     ("/v1/chat/completions", {"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
     ("/v1/completions", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
     ("/v1/sessions/s/turns", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
