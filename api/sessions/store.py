@@ -233,7 +233,7 @@ class SessionStore:
     # Internal
 
     def _name(self, session: Session) -> None:
-        """Tell the ring the session's tokens. Await `Session.wait_named` before a client learns of its state."""
+        """Send the session's tokens to the ring. Await `Session.wait_named` before a client learns of its state."""
         session.naming = self._gateway.name(session.key, session.salt, session.tokens)
 
     def _take_in(self, session: Session, size: int = 0) -> None:

@@ -89,9 +89,9 @@ async def test_an_image_of_the_user_and_an_unknown_part_of_a_tool_are_refused(ap
     async with serving(formats=AGENT, max_model_len=2000) as served:
         await served.post("/v1/sessions", {"id": "s"})
         field = "input" if api == "responses" else "messages"
-        asked: dict[str, Any] = {field: [{"role": "user", "content": [image]}], "max_tokens": 5}
-        asked |= {"max_output_tokens": asked.pop("max_tokens")} if api == "responses" else {}
-        for refused, kind in ((asked, image["type"]), (body({"type": "hologram"}), "hologram")):
+        request_body: dict[str, Any] = {field: [{"role": "user", "content": [image]}], "max_tokens": 5}
+        request_body |= {"max_output_tokens": request_body.pop("max_tokens")} if api == "responses" else {}
+        for refused, kind in ((request_body, image["type"]), (body({"type": "hologram"}), "hologram")):
             status, answer = await served.post(path, refused)
             assert status == 400 and repr(kind) in answer["error"]["message"], answer
         assert served.ring.submitted() == []

@@ -135,7 +135,7 @@ def test_a_tool_runner_continues_without_a_thread(client: anthropic.Anthropic, s
 
     @anthropic.beta_tool
     def weather(city: str) -> str:
-        """Tell the weather."""
+        """Return the weather."""
         cities.append(city)
         return "rain"
 

@@ -19,7 +19,7 @@ from tests.models.text.formats.parsing import calls_of, content_of, parse
 from tests.models.text.formats.test_grammars import ADDED, EOS, SECTION, grammar_of, tokenizer
 
 SPACES = b" \t\n\r\v\f"
-# What the model writes where any text may follow, but no more white space: ends of a string, a thought, a parameter.
+# The model's choices where any text may follow, but no more white space: ends of a string, a thought, a parameter.
 ENDS = ('"', "</think>", ".\n</parameter>\n")
 ANY_TEXT = 100  # how many tokens are allowed at least where any text may follow
 MOST_TOKENS = 4000
