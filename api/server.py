@@ -30,6 +30,10 @@ class RingView(RingFigures, Protocol):
     def debug_tree(self) -> list[dict[str, object]]: ...
 
 
+# Names of the model for clients that do not know it. Hugging Face's clients send "dummy" if they are given no name.
+UNNAMED = ("default", "dummy")
+
+
 @dataclass
 class Server:
     """The state that all handlers share."""
@@ -69,7 +73,7 @@ class Server:
         if self.phase == "draining":
             raise errors.draining()
         loaded = self.loaded()
-        if model is not None and model not in (self.name, "default"):
+        if model is not None and model not in (self.name, *UNNAMED):
             raise errors.unknown_model(model, self.name)
         return loaded
 

@@ -29,11 +29,12 @@ class JsonSchemaFormat(Struct):
 
 
 class ResponseFormat(Struct, forbid_unknown_fields=True):
-    """OpenAI's `response_format`, with the extension of llama.cpp and Together."""
+    """OpenAI's `response_format`, with the extensions of llama.cpp and Together, and of Hugging Face's clients."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "json", "regex"]  # json: a json_object with a schema
     json_schema: JsonSchemaFormat | None = None
-    schema: dict[str, Any] | None = None  # the extension: a schema for type json_object
+    schema: dict[str, Any] | None = None  # llama.cpp and Together: a schema for type json_object
+    value: dict[str, Any] | str | None = None  # Hugging Face: a schema for json_object or json, or the regex
 
 
 class TextFormat(Struct):
@@ -99,12 +100,24 @@ def of_format(format: ResponseFormat | None, field: str) -> GrammarWriters:
     """Return the grammar writer of a response_format, if it needs one. Raises ApiError 400, which names `field`."""
     if format is None:
         return {}
-    if format.type == "json_schema" and format.json_schema is None:
-        raise errors.bad_request(f"{field}.json_schema is required", field, "missing_required_parameter")
-    if format.type == "json_object" and format.schema is not None:
-        return of_schema("json_schema", format.schema, None, field, f"{field}.schema")
-    inner = format.json_schema or JsonSchemaFormat()
-    return of_schema(format.type, inner.schema, inner.strict, field, f"{field}.json_schema.schema")
+    if format.value is not None and (format.type in ("text", "json_schema") or format.schema is not None):
+        message = f"{field}.value is for the types json_object, json and regex, without {field}.schema"
+        raise errors.bad_request(message, f"{field}.value", "invalid_value")
+    match format.type:
+        case "text":
+            return {}
+        case "json_schema" if format.json_schema is None:
+            raise errors.bad_request(f"{field}.json_schema is required", field, "missing_required_parameter")
+        case "json_schema":
+            inner = format.json_schema
+            return of_schema(format.type, inner.schema, inner.strict, field, f"{field}.json_schema.schema")
+        case "regex":
+            return of_regex(format.value, f"{field}.value")
+        case "json_object" if format.schema is None and format.value is None:
+            return {field: any_object}
+        case _:
+            name, schema = ("schema", format.schema) if format.schema is not None else ("value", format.value)
+            return of_schema("json_schema", schema, None, field, f"{field}.{name}")
 
 
 def of_text(format: Mapping[str, Any], field: str) -> GrammarWriters:
@@ -116,7 +129,16 @@ def of_text(format: Mapping[str, Any], field: str) -> GrammarWriters:
     return of_schema(text.type, text.schema, text.strict, field, f"{field}.schema")
 
 
-def of_schema(type: str, schema: dict[str, Any] | None, strict: bool | None, field: str, place: str) -> GrammarWriters:
+def of_regex(value: object, place: str) -> GrammarWriters:
+    """Return the grammar writer for a regex. Raises ApiError 400. place: the body's path of the regex."""
+    if not isinstance(value, str):
+        raise errors.bad_request(f"{place} must be a regex", place, "invalid_value")
+    return {place: lambda: writing.regex(value)}
+
+
+def of_schema(
+    type: str, schema: dict[str, Any] | str | None, strict: bool | None, field: str, place: str
+) -> GrammarWriters:
     """Return the grammar writer for a format. place: the body's path of the schema. Raises ApiError 400."""
     if type == "text":
         return {}

@@ -38,6 +38,19 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
         {"response_format": {"type": "json_object", "schema": SCHEMA}},
         json_schema(SCHEMA, strict=False),
     ),
+    "an object with Hugging Face's schema": (
+        {"response_format": {"type": "json_object", "value": SCHEMA}},
+        json_schema(SCHEMA, strict=False),
+    ),
+    "Hugging Face's schema": (
+        {"response_format": {"type": "json", "value": SCHEMA}},
+        json_schema(SCHEMA, strict=False),
+    ),
+    "Hugging Face's schema as text": (
+        {"response_format": {"type": "json", "value": json.dumps(SCHEMA)}},
+        json_schema(SCHEMA, strict=False),
+    ),
+    "Hugging Face's regex": ({"response_format": {"type": "regex", "value": "a+"}}, regex("a+")),
     "text": ({"response_format": {"type": "text"}}, ""),
     "guided_json": ({"guided_json": SCHEMA, "guided_decoding_backend": "xgrammar"}, json_schema(SCHEMA)),
     "guided_regex": ({"guided_regex": "a+"}, regex("a+")),
@@ -123,6 +136,21 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "/v1/chat/completions",
         {"response_format": {"type": "json_schema", "json_schema": {"name": "s"}}},
         "response_format.json_schema.schema",
+    ),
+    *(
+        ("/v1/chat/completions", {"response_format": format}, "response_format.value")
+        for format in (
+            {"type": "json_object", "value": SCHEMA, "schema": SCHEMA},
+            {"type": "json"},
+            {"type": "json", "value": "["},
+            {"type": "json", "value": {"type": "objekt"}},
+            {"type": "json", "value": [1]},
+            {"type": "regex"},
+            {"type": "regex", "value": SCHEMA},
+            {"type": "regex", "value": "("},
+            {"type": "text", "value": SCHEMA},
+            {**FORMAT, "value": SCHEMA},
+        )
     ),
     ("/v1/chat/completions", {"guided_json": "["}, "guided_json"),
     ("/v1/chat/completions", {"guided_json": {"type": "objekt"}}, "guided_json"),
