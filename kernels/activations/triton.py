@@ -1,22 +1,22 @@
 """The operations of reference.py in Triton: one program per BLOCK columns of a row."""
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.functions import sigmoid, silu
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     """Compute reference.sigmoid_gate. x and gate may be strided in their first dimension."""
     rows, width = x.shape
     y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
-    config = config_of("activations.sigmoid_gate", f"width={width}", x.device, *candidates(width))
-    grid = (rows, triton.cdiv(width, config.blocks["BLOCK"]))
+    config = _config("sigmoid_gate", width, x.device)
+    grid = (rows, cdiv(width, config.blocks["BLOCK"]))
     strides = {"ROW": row_stride(x), "GATE_ROW": row_stride(gate)}
     launch(_sigmoid_gate, grid, x, gate, y, config=config, WIDTH=width, **strides)
     return y
@@ -32,9 +32,14 @@ def squared_relu(x: Tensor) -> Tensor:
     return _launch("squared_relu", _squared_relu, x, x.shape[1])
 
 
+@by_shape
+def _config(name: str, width: int, device: torch.device) -> KernelConfig:
+    return config_of(f"activations.{name}", f"width={width}", device, *candidates(width))
+
+
 def candidates(width: int) -> list[KernelConfig]:
     """Return the configurations to choose from, the default first."""
-    least = triton.next_power_of_2(width)
+    least = next_power_of_2(width)
     sizes = [(1024, 4), (1024, 2), (1024, 8), (2048, 4), (2048, 8), (512, 2), (512, 4), (4096, 8)]
     return [KernelConfig({"BLOCK": min(block, least)}, warps) for block, warps in sizes]
 
@@ -42,8 +47,8 @@ def candidates(width: int) -> list[KernelConfig]:
 def _launch(name: str, kernel: object, x: Tensor, width: int) -> Tensor:
     """Launch a kernel of one input; width: columns of the result."""
     y = torch.empty(len(x), width, dtype=x.dtype, device=x.device)
-    config = config_of(f"activations.{name}", f"width={width}", x.device, *candidates(width))
-    grid = (len(x), triton.cdiv(width, config.blocks["BLOCK"]))
+    config = _config(name, width, x.device)
+    grid = (len(x), cdiv(width, config.blocks["BLOCK"]))
     launch(kernel, grid, x, y, config=config, WIDTH=width, ROW=row_stride(x))
     return y
 

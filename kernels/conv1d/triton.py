@@ -1,18 +1,20 @@
 """reference.conv1d_prefill in Triton: a kernel with one program per chunk, then one that stores the segments' ends."""
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
 from baton.kernels.prefill.chunk_table import LONGEST, ChunkTable
-from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.functions import silu
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 
 # The configurations to choose from, the default first.
 CANDIDATES = [KernelConfig({"BLOCK": block}, warps) for block, warps in [(64, 4), (128, 8), (64, 8), (128, 4)]]
+ENDS_CONFIG = KernelConfig({"BLOCK": 256}, 2)
+"""The configuration of _keep_ends."""
 
 
 def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, table: ChunkTable) -> Tensor:
@@ -22,17 +24,17 @@ def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, t
     """
     (tokens, channels), kernel = x.shape, len(taps)
     y = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
-    config = config_of("conv1d.prefill", f"channels={channels} kernel={kernel}", x.device, *CANDIDATES)
+    config = _config(channels, kernel, x.device)
     sizes = {
         "CHANNELS": channels,
         "KERNEL": kernel,
         "X_ROW": row_stride(x),
         "SLOT": row_stride(pool),
-        "ROWS": triton.next_power_of_2(max(1, kernel - 1)),
+        "ROWS": next_power_of_2(max(1, kernel - 1)),
     }
     launch(
         _convolve,
-        (triton.cdiv(channels, config.blocks["BLOCK"]) * table.chunks,),
+        (cdiv(channels, config.blocks["BLOCK"]) * table.chunks,),
         *(x, taps, bias, pool, y),
         *(table.slots, table.first, table.starts, table.owner, table.saves, table.saved),
         config=config,
@@ -42,12 +44,17 @@ def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, t
     # This launch comes after _convolve, because it overwrites the slots that _convolve reads.
     launch(
         _keep_ends,
-        (triton.cdiv(channels, 256), table.segments if kernel > 1 else 0),
+        (cdiv(channels, ENDS_CONFIG.blocks["BLOCK"]), table.segments if kernel > 1 else 0),
         *(x, pool, table.slots, table.first, table.starts),
-        config=KernelConfig({"BLOCK": 256}, 2),
+        config=ENDS_CONFIG,
         **sizes,
     )
     return y
+
+
+@by_shape
+def _config(channels: int, kernel: int, device: torch.device) -> KernelConfig:
+    return config_of("conv1d.prefill", f"channels={channels} kernel={kernel}", device, *CANDIDATES)
 
 
 @jit

@@ -1,14 +1,14 @@
 """reference.conv1d_update in Triton: each row's last inputs are read once and shifted in place."""
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.functions import silu
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.runtime.triton.sizes import cdiv
 
 # The configurations to choose from, the default first. A thread reads and shifts its own channels only, so that the
 # shift in place needs no barrier.
@@ -22,10 +22,10 @@ def conv1d_update(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, sl
     """
     rows, (kernel, channels) = len(x), taps.shape
     y = torch.empty(rows, channels, dtype=torch.float32, device=x.device)
-    config = config_of("conv1d.update", f"channels={channels} kernel={kernel}", x.device, *CANDIDATES)
+    config = _config(channels, kernel, x.device)
     launch(
         _update,
-        (triton.cdiv(channels, config.blocks["BLOCK"]), rows),
+        (cdiv(channels, config.blocks["BLOCK"]), rows),
         *(x, taps, bias, pool, slots, y),
         config=config,
         CHANNELS=channels,
@@ -34,6 +34,11 @@ def conv1d_update(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, sl
         SLOT=row_stride(pool),
     )
     return y
+
+
+@by_shape
+def _config(channels: int, kernel: int, device: torch.device) -> KernelConfig:
+    return config_of("conv1d.update", f"channels={channels} kernel={kernel}", device, *CANDIDATES)
 
 
 @jit

@@ -11,15 +11,13 @@ The kernels, each of which splits a row's vocabulary over several programs excep
 All sums are sums of integers, so a draw depends neither on the splits nor on other rows of the batch.
 """
 
-from functools import cache
-
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 from baton.kernels.sampling.reference import Sampled, SamplingTensors
 from baton.kernels.sampling.triton_cut import NO_LIMIT, amounts_of, distance, limit_of, narrowed
 from baton.kernels.sampling.triton_draw import best_of, draw, sums_of
@@ -38,16 +36,25 @@ from baton.kernels.sampling.triton_numbers import (
 DISTANCES = 16
 """Number of distances from the greatest logit for which tokens are counted."""
 SPLIT_CONFIG = KernelConfig({"SPLIT": 4096}, warps=8)
+BEST_CONFIG = KernelConfig(warps=1)
 DRAW_CONFIG = KernelConfig({"LIST": 16384, "SORT": 512, "CHUNK": 512}, warps=8)
 
 
-@cache
+@by_shape
+def _split_config(vocab: int, device: torch.device) -> KernelConfig:
+    return config_of("sampling.split", f"vocab={vocab}", device, SPLIT_CONFIG, *split_candidates())
+
+
+@by_shape
+def _draw_config(vocab: int, device: torch.device) -> KernelConfig:
+    return config_of("sampling.draw", f"vocab={vocab}", device, DRAW_CONFIG, *draw_candidates())
+
+
 def split_candidates() -> list[KernelConfig]:
     """Return the configurations of the kernels with splits to choose from. SPLIT: tokens of one split."""
     return [KernelConfig({"SPLIT": split}, warps=warps) for split in (1024, 2048, 4096, 8192) for warps in (4, 8)]
 
 
-@cache
 def draw_candidates() -> list[KernelConfig]:
     """Return the configurations of `draw` to choose from.
 
@@ -70,18 +77,18 @@ def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
     the boundary between two tokens.
     """
     rows, vocab = logits.shape
-    config = config_of("sampling.split", f"vocab={vocab}", logits.device, SPLIT_CONFIG, *split_candidates())
-    splits = triton.cdiv(vocab, config.blocks["SPLIT"])
-    split_constants = {"SPLITS": splits, "LANES": triton.next_power_of_2(splits)}
+    config = _split_config(vocab, logits.device)
+    splits = cdiv(vocab, config.blocks["SPLIT"])
+    split_constants = {"SPLITS": splits, "LANES": next_power_of_2(splits)}
     row_constants = {"VOCAB": vocab, "STRIDE": logits.stride(0), **split_constants}
     best = logits.new_empty(rows, splits, dtype=torch.int64)
     tokens, finite = best.new_empty(rows), best.new_empty(rows, dtype=torch.bool)
     launch(_find_best, (rows, splits), logits, best, config=config, **row_constants)
     if params.all_greedy:
-        launch(_take_best, (rows,), best, tokens, finite, config=KernelConfig(warps=1), **split_constants)
+        launch(_take_best, (rows,), best, tokens, finite, config=BEST_CONFIG, **split_constants)
         return Sampled(tokens, finite)
 
-    draw_config = config_of("sampling.draw", f"vocab={vocab}", logits.device, DRAW_CONFIG, *draw_candidates())
+    draw_config = _draw_config(vocab, logits.device)
     temperature, top_k, top_p, min_p, seed, position = (
         values.contiguous()
         for values in (params.temperature, params.top_k, params.top_p, params.min_p, params.seed, params.position)

@@ -1,20 +1,23 @@
 """The operations of adjust.py, and reference.apply_masks, in Triton: one launch each for a whole batch."""
 
-from functools import cache
-
-import triton
+import torch
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.sizes import cdiv
 
 MASKS_CONFIG = KernelConfig({"BLOCK": 2048}, warps=8)
 PENALTIES_CONFIG = KernelConfig({"BLOCK": 2048}, warps=8)
 ENTRIES_CONFIG = KernelConfig({"BLOCK": 128}, warps=4)
 
 
-@cache
+@by_shape
+def _penalties_config(vocab: int, device: torch.device) -> KernelConfig:
+    return config_of("sampling.penalties", f"vocab={vocab}", device, PENALTIES_CONFIG, *penalties_candidates())
+
+
 def penalties_candidates() -> list[KernelConfig]:
     """Return the configurations of the penalties' kernel to choose from."""
     return [KernelConfig({"BLOCK": block}, warps=warps) for block in (1024, 2048, 4096) for warps in (4, 8)]
@@ -32,10 +35,10 @@ def apply_penalties(
 ) -> Tensor:
     """Compute adjust.apply_penalties. Logits may be strided in their first dimension; the counts are contiguous."""
     vocab = logits.shape[1]
-    config = config_of("sampling.penalties", f"vocab={vocab}", logits.device, PENALTIES_CONFIG, *penalties_candidates())
+    config = _penalties_config(vocab, logits.device)
     launch(
         _apply_penalties,
-        (len(rows), triton.cdiv(vocab, config.blocks["BLOCK"])),
+        (len(rows), cdiv(vocab, config.blocks["BLOCK"])),
         *(logits, rows, prompt_seen, output_counts, lines, repetition, presence, frequency),
         config=config,
         VOCAB=vocab,
@@ -46,7 +49,7 @@ def apply_penalties(
 
 def apply_bias(logits: Tensor, rows: Tensor, tokens: Tensor, addends: Tensor) -> Tensor:
     """Compute adjust.apply_bias with atomic additions; adjust.apply_bias forbids cases where their order matters."""
-    grid = (triton.cdiv(len(rows), ENTRIES_CONFIG.blocks["BLOCK"]),)
+    grid = (cdiv(len(rows), ENTRIES_CONFIG.blocks["BLOCK"]),)
     arguments = logits, rows, tokens, addends, len(rows)
     launch(_apply_bias, grid, *arguments, config=ENTRIES_CONFIG, STRIDE=logits.stride(0))
     return logits
@@ -57,7 +60,7 @@ def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
     vocab = logits.shape[1]
     launch(
         _apply_masks,
-        (len(rows), triton.cdiv(vocab, MASKS_CONFIG.blocks["BLOCK"])),
+        (len(rows), cdiv(vocab, MASKS_CONFIG.blocks["BLOCK"])),
         *(logits, rows, words),
         config=MASKS_CONFIG,
         VOCAB=vocab,
@@ -69,7 +72,7 @@ def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
 
 def count(output_counts: Tensor, lines: Tensor, tokens: Tensor) -> None:
     """Compute adjust.TokenCounts.add."""
-    grid = (triton.cdiv(len(lines), ENTRIES_CONFIG.blocks["BLOCK"]),)
+    grid = (cdiv(len(lines), ENTRIES_CONFIG.blocks["BLOCK"]),)
     arguments = output_counts, lines, tokens, len(lines)
     launch(_count, grid, *arguments, config=ENTRIES_CONFIG, STRIDE=output_counts.stride(0))
 

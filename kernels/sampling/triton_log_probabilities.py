@@ -1,21 +1,25 @@
 """Log probabilities in Triton: one program per split finds best tokens and sums; one per row combines the splits."""
 
-from functools import cache
-
-import triton
+import torch
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 from baton.kernels.sampling.triton_numbers import LOWEST, ids_of, logits_of, ranks_of
 
 MOST = 32
 """Maximum of `top`, the number of best tokens."""
 SPLIT_CONFIG = KernelConfig({"SPLIT": 4096}, warps=8)
+JOIN_CONFIG = KernelConfig(warps=4)
 
 
-@cache
+@by_shape
+def _config(vocab: int, device: torch.device) -> KernelConfig:
+    return config_of("sampling.log_probabilities", f"vocab={vocab}", device, SPLIT_CONFIG, *candidates())
+
+
 def candidates() -> list[KernelConfig]:
     """Return the configurations of the splits' kernel to choose from."""
     return [KernelConfig({"SPLIT": split}, warps=warps) for split in (2048, 4096, 8192) for warps in (4, 8)]
@@ -29,17 +33,17 @@ def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor,
     """
     rows, vocab = logits.shape
     top = min(top, vocab)
-    config = config_of("sampling.log_probabilities", f"vocab={vocab}", logits.device, SPLIT_CONFIG, *candidates())
-    splits = triton.cdiv(vocab, config.blocks["SPLIT"])
+    config = _config(vocab, logits.device)
+    splits = cdiv(vocab, config.blocks["SPLIT"])
     best = tokens.new_empty(rows, splits, MOST)
     greatest, sums = logits.new_empty(rows, splits), logits.new_empty(rows, splits)
     split_constants = {"VOCAB": vocab, "STRIDE": logits.stride(0), "SPLITS": splits, "MOST": MOST}
     launch(_best_of_splits, (rows, splits), logits, best, greatest, sums, top, config=config, **split_constants)
     chosen, values, ids = logits.new_empty(rows), logits.new_empty(rows, top), tokens.new_empty(rows, top)
     arguments = logits, tokens, best, greatest, sums, chosen, values, ids, top
-    lanes = triton.next_power_of_2(splits)
+    lanes = next_power_of_2(splits)
     row_constants = {"STRIDE": logits.stride(0), "SPLITS": splits, "LANES": lanes, "MOST": MOST}
-    launch(_join, (rows,), *arguments, config=KernelConfig(warps=4), **row_constants)
+    launch(_join, (rows,), *arguments, config=JOIN_CONFIG, **row_constants)
     return chosen, values, ids
 
 

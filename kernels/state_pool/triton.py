@@ -1,12 +1,12 @@
 """The operations of reference.py in Triton, with one launch each. Memory is read and written 16 bytes at a time."""
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.sizes import cdiv
 
 # The configurations to choose from, the default first: four accesses of 16 bytes per thread. BLOCK: words of 4 bytes.
 CANDIDATES = [KernelConfig({"BLOCK": block}, warps) for block, warps in [(2048, 4), (1024, 4), (4096, 4), (4096, 8)]]
@@ -43,8 +43,8 @@ def _move(origin: Tensor | None, goal: Tensor, sources: Tensor | None, targets: 
         if tensor is not None and (tensor.dtype != torch.uint8 or not tensor.is_contiguous() or tensor.shape[1] % 64):
             raise ValueError(f"not contiguous rows of multiples of 64 bytes: {tensor.dtype} {list(tensor.shape)}")
     words = goal.shape[1] // 4
-    config = config_of("state_pool.move", f"words={words}", goal.device, *CANDIDATES)
-    blocks = triton.cdiv(words, config.blocks["BLOCK"])
+    config = _config(words, goal.device)
+    blocks = cdiv(words, config.blocks["BLOCK"])
     launch(
         _move_words,
         (rows * blocks,),
@@ -53,6 +53,11 @@ def _move(origin: Tensor | None, goal: Tensor, sources: Tensor | None, targets: 
         WORDS=words,
         BLOCKS=blocks,
     )
+
+
+@by_shape
+def _config(words: int, device: torch.device) -> KernelConfig:
+    return config_of("state_pool.move", f"words={words}", device, *CANDIDATES)
 
 
 @jit

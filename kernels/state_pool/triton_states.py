@@ -1,10 +1,10 @@
 """Reading, rounding and writing of a pool's states in Triton kernels."""
 
-import triton
 from triton import language as tl
 
 from baton.kernels.runtime.triton import KernelConfig
 from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.sizes import next_power_of_2
 
 
 def candidates(size: int) -> list[KernelConfig]:
@@ -13,7 +13,7 @@ def candidates(size: int) -> list[KernelConfig]:
     A thread owns its elements: no thread reads in place what another one has written.
     """
     elements = [(1024, 1), (512, 1), (2048, 1), (2048, 2), (4096, 2), (4096, 4), (8192, 4)]
-    columns = triton.next_power_of_2(size)
+    columns = next_power_of_2(size)
     return [KernelConfig({"BLOCK_P": max(1, tile // columns)}, warps) for tile, warps in elements]
 
 

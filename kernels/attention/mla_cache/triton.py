@@ -1,13 +1,14 @@
 """The operation of reference.py in Triton: one program per token, which reads the token's numbers once."""
 
-import triton
+import torch
 from torch import Tensor
 from triton import language as tl
 
 from baton.kernels.norm.rms.triton import candidates
-from baton.kernels.runtime.triton import config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.runtime.triton.sizes import next_power_of_2
 
 
 def write_latents(projected: Tensor, weight: Tensor, eps: float, pages: Tensor, places: Tensor) -> None:
@@ -17,14 +18,19 @@ def write_latents(projected: Tensor, weight: Tensor, eps: float, pages: Tensor, 
         _write_latents,
         (tokens,),
         *(projected, weight, pages, places, eps),
-        config=config_of("attention.mla_cache.write_latents", f"width={width}", projected.device, *candidates(width)),
+        config=_config(width, projected.device),
         WIDTH=width,
         RANK=rank,
         PAGE=pages.shape[1],
         ROW=row_stride(projected),
         PAGE_STRIDE=row_stride(pages),
-        BLOCK=triton.next_power_of_2(width),
+        BLOCK=next_power_of_2(width),
     )
+
+
+@by_shape
+def _config(width: int, device: torch.device) -> KernelConfig:
+    return config_of("attention.mla_cache.write_latents", f"width={width}", device, *candidates(width))
 
 
 @jit

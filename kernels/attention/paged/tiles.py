@@ -1,12 +1,10 @@
 """Tile sizes of triton.py: how many tokens, positions and columns a program instance holds at a time."""
 
-from collections.abc import Callable
-
 import torch
-import triton
 from torch import Tensor
 
-from baton.kernels.runtime.triton import KernelConfig, config_of
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of
+from baton.kernels.runtime.triton.sizes import next_power_of_2
 
 # Queries and keys of up to WIDEST columns are held as one tile; wider ones are multiplied in pieces of PIECE columns.
 WIDEST, PIECE = 256, 64
@@ -18,7 +16,7 @@ COMBINED = 16384
 
 def block(width: int) -> int:
     """Return the width of a tile that holds `width` columns: a power of two, at least 16."""
-    return max(16, int(triton.next_power_of_2(width)))
+    return max(16, int(next_power_of_2(width)))
 
 
 def columns_of_keys(width: int) -> int:
@@ -41,25 +39,27 @@ def combined_columns(parts: int, value_width: int) -> int:
 
 def prefill_config(query: Tensor, value_pages: Tensor) -> KernelConfig:
     """Return the block sizes of the prefill kernel for these shapes on this device."""
-    return _config("prefill", prefill_candidates, query, value_pages)
+    return _config("prefill", query.shape[1:], value_pages.shape[1:], query.dtype, query.device)
 
 
 def decode_config(query: Tensor, value_pages: Tensor) -> KernelConfig:
     """Return the block sizes of the decode kernel for these shapes on this device."""
-    return _config("decode", decode_candidates, query, value_pages)
+    return _config("decode", query.shape[1:], value_pages.shape[1:], query.dtype, query.device)
 
 
+@by_shape
 def _config(
-    kernel: str, candidates: Callable[[int, int, torch.dtype], list[KernelConfig]], query: Tensor, value_pages: Tensor
+    kernel: str, query: tuple[int, ...], page: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> KernelConfig:
-    """Return the configuration of a kernel for these shapes on this device, one of those that `candidates` returns."""
-    (heads, width), (page_size, kv_heads, value_width) = query.shape[1:], value_pages.shape[1:]
-    dtype = str(query.dtype).removeprefix("torch.")
+    """Return the configuration of a kernel, "prefill" or "decode", for these shapes on this device.
+
+    query: heads and width. page: page size, key heads and width of values.
+    """
+    (heads, width), (page_size, kv_heads, value_width) = query, page
+    candidates = prefill_candidates if kernel == "prefill" else decode_candidates
     widths = f"width={width}" if value_width == width else f"width={width} values={value_width}"
-    shape = f"heads={heads} kv_heads={kv_heads} {widths} page={page_size} {dtype}"
-    return config_of(
-        f"attention.paged.{kernel}", shape, query.device, *candidates(heads // kv_heads, width, query.dtype)
-    )
+    shape = f"heads={heads} kv_heads={kv_heads} {widths} page={page_size} {str(dtype).removeprefix('torch.')}"
+    return config_of(f"attention.paged.{kernel}", shape, device, *candidates(heads // kv_heads, width, dtype))
 
 
 def prefill_candidates(group: int, width: int, dtype: torch.dtype) -> list[KernelConfig]:
@@ -68,7 +68,7 @@ def prefill_candidates(group: int, width: int, dtype: torch.dtype) -> list[Kerne
     A program holds BLOCK_M rows of queries (tokens times the `group` heads that share keys), and reads BLOCK_N
     positions at a time.
     """
-    least = triton.next_power_of_2(group)
+    least = next_power_of_2(group)
     if dtype == torch.float32:  # No tensor cores: a large tile fits into registers only with many threads.
         sizes = [(16, 16, 4, 2), (32, 16, 8, 1), (32, 16, 8, 2), (32, 32, 8, 2)]
         sizes = [(m, n, min(16, max(warps, least // 4)), stages) for m, n, warps, stages in sizes]
@@ -90,7 +90,7 @@ def decode_candidates(group: int, width: int, dtype: torch.dtype) -> list[Kernel
     """
     exact = dtype == torch.float32
     tile_bytes = 8192 if exact or group > 16 else 16384
-    most = max(16, min(64, tile_bytes // (triton.next_power_of_2(width) * dtype.itemsize)))
+    most = max(16, min(64, tile_bytes // (next_power_of_2(width) * dtype.itemsize)))
     sizes = [(most, 4, 3), (most // 2, 4, 4), (most // 2, 2, 4), (most, 2, 3), (most, 4, 4), (most, 8, 2)]
     if width > WIDEST:
         sizes = [(16, 8, 3), (16, 16, 2), (32, 8, 2)] if exact else [(32, 8, 4), (32, 8, 3), (64, 8, 3), (16, 8, 4)]

@@ -10,7 +10,6 @@ import math
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
@@ -18,6 +17,7 @@ from baton.kernels.attention.paged import reference, tiles
 from baton.kernels.runtime.triton import KernelConfig, launch
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 
 # Maximum parts of a decoding row, summed over its key heads: enough to fill a GPU with a single row.
 PARTS = 128
@@ -25,6 +25,7 @@ PARTS = 128
 SHORTEST = tl.constexpr(256)
 # Programs that are enough for any GPU. If rows · key heads · parts exceed this, each program computes several parts.
 PROGRAMS = 8192
+COMBINE_CONFIG = KernelConfig()
 
 
 def paged_attention(
@@ -53,7 +54,7 @@ def paged_attention(
     layout = _layout(query, key_pages, value_pages)
     if prompts:
         config = tiles.prefill_config(query, value_pages)
-        blocks = triton.cdiv(longest, config.blocks["BLOCK_M"] // layout["GROUP"])
+        blocks = cdiv(longest, config.blocks["BLOCK_M"] // layout["GROUP"])
         grid = (blocks, kv_heads * layout["VALUE_PARTS"], prompts)
         launch(_prefill, grid, *arguments, offsets, starts, output, config=config, **layout)
     if prompts < len(page_table):
@@ -75,7 +76,7 @@ def _layout(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> dict[str, 
         "VALUE_WIDTH": value_width,
         "BLOCK_WIDTH": tiles.columns_of_keys(width),
         "BLOCK_VALUE": columns,
-        "VALUE_PARTS": triton.cdiv(value_width, columns),
+        "VALUE_PARTS": cdiv(value_width, columns),
         "PAGE": page_size,
         "KEY_STRIDE": row_stride(key_pages),
         "KEY_POSITION": kv_heads * width,
@@ -94,19 +95,19 @@ def _attend_from_rows(
     tokens, heads, _ = query.shape
     page_size, kv_heads, value_width = value_pages.shape[1:]
     rows = len(page_table) - prompts
-    parts = triton.next_power_of_2(triton.cdiv(PARTS, kv_heads))
-    room = min(parts, triton.cdiv(page_table.shape[1] * page_size, SHORTEST.value))
+    parts = next_power_of_2(cdiv(PARTS, kv_heads))
+    room = min(parts, cdiv(page_table.shape[1] * page_size, SHORTEST.value))
     sums = torch.empty(rows, heads, room, value_width, dtype=torch.float32, device=query.device)
     marks = torch.empty(rows, heads, room, 2, dtype=torch.float32, device=query.device)
     where = (starts, prompts, tokens - rows, room)
-    grid = (kv_heads * layout["VALUE_PARTS"], rows, min(room, triton.cdiv(PROGRAMS, rows * kv_heads)))
-    layout = {**layout, "PARTS": parts, "BLOCK_M": max(16, triton.next_power_of_2(layout["GROUP"]))}
+    grid = (kv_heads * layout["VALUE_PARTS"], rows, min(room, cdiv(PROGRAMS, rows * kv_heads)))
+    layout = {**layout, "PARTS": parts, "BLOCK_M": max(16, next_power_of_2(layout["GROUP"]))}
     config = tiles.decode_config(query, value_pages)
     launch(_decode, grid, *arguments, *where, sums, marks, config=config, **layout)
     columns = tiles.combined_columns(parts, value_width)
     shape = {"WIDTH": value_width, "BLOCK_WIDTH": columns, "PARTS": parts}
-    grid = (heads, rows, triton.cdiv(value_width, columns))
-    launch(_combine, grid, sums, marks, *where, output, config=KernelConfig(), **shape)
+    grid = (heads, rows, cdiv(value_width, columns))
+    launch(_combine, grid, sums, marks, *where, output, config=COMBINE_CONFIG, **shape)
 
 
 @jit

@@ -1,24 +1,26 @@
 """The writes of keys and values into pages, in Triton."""
 
-import triton
+from functools import cache
+
 from torch import Tensor
 from triton import language as tl
 
 from baton.kernels.runtime.triton import KernelConfig, launch
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.runtime.triton.sizes import next_power_of_2
 
 
 def write_pages(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor, places: Tensor) -> None:
     """Compute reference.write_pages. Keys, values and pages may be strided in their first dimension."""
     page_size, kv_heads, width = key_pages.shape[1:]
     row = kv_heads * width
-    block = triton.next_power_of_2(row)
+    block = next_power_of_2(row)
     launch(
         _write_pages,
         (len(keys), 2),
         *(keys, values, key_pages, value_pages, places),
-        config=KernelConfig({}, warps=min(8, max(1, block // 256))),
+        config=_write_config(block),
         ROW=row,
         PAGE=page_size,
         KEYS_ROW=row_stride(keys),
@@ -27,6 +29,12 @@ def write_pages(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Te
         VALUE_STRIDE=row_stride(value_pages),
         BLOCK=block,
     )
+
+
+@cache
+def _write_config(block: int) -> KernelConfig:
+    """Return the configuration of _write_pages for blocks of this size."""
+    return KernelConfig({}, warps=min(8, max(1, block // 256)))
 
 
 @jit

@@ -1,20 +1,20 @@
 """The operation of reference.py in Triton: one program per token, for all its heads."""
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.runtime.triton.sizes import next_power_of_2
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Compute reference.rotate. x may be strided in its first dimension."""
     (_, heads, width), half = x.shape, cos.shape[2] // 2
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    config = config_of("attention.rotary.rotate", f"heads={heads} width={width}", x.device, *candidates(heads, width))
+    config = _config(heads, width, x.device)
     launch(
         _rotate,
         (len(x),),
@@ -24,16 +24,21 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         WIDTH=width,
         HALF=half,
         X_ROW=row_stride(x),
-        BLOCK_HEADS=triton.next_power_of_2(heads),
-        BLOCK_HALF=triton.next_power_of_2(half),
-        BLOCK_REST=triton.next_power_of_2(width - 2 * half),
+        BLOCK_HEADS=next_power_of_2(heads),
+        BLOCK_HALF=next_power_of_2(half),
+        BLOCK_REST=next_power_of_2(width - 2 * half),
     )
     return y
 
 
+@by_shape
+def _config(heads: int, width: int, device: torch.device) -> KernelConfig:
+    return config_of("attention.rotary.rotate", f"heads={heads} width={width}", device, *candidates(heads, width))
+
+
 def candidates(heads: int, width: int) -> list[KernelConfig]:
     """Return the configurations to choose from; the first, about 16 pairs per thread, is the default."""
-    pairs = triton.next_power_of_2(heads) * triton.next_power_of_2(width // 2)
+    pairs = next_power_of_2(heads) * next_power_of_2(width // 2)
     default = min(16, max(1, pairs // 512))
     return [KernelConfig({}, default), *(KernelConfig({}, warps) for warps in (1, 2, 4, 8) if warps != default)]
 

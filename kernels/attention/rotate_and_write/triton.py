@@ -1,15 +1,15 @@
 """The operation of reference.py in Triton: three programs per token, for its query, its keys and its values."""
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
 from baton.kernels.attention.paged.triton_write import copy_row, in_pages
 from baton.kernels.attention.rotary.triton import candidates, rotate_row
-from baton.kernels.runtime.triton import config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.runtime.triton.sizes import next_power_of_2
 
 
 def rotate_and_write(
@@ -26,8 +26,7 @@ def rotate_and_write(
     tokens, heads, width = query.shape
     (page_size, kv_heads), half = key_pages.shape[1:3], cos.shape[2] // 2
     rotated = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    shape = f"heads={heads} kv_heads={kv_heads} width={width}"
-    config = config_of("attention.rotate_and_write.rotate_and_write", shape, query.device, *candidates(heads, width))
+    config = _config(heads, kv_heads, width, query.device)
     launch(
         _rotate_and_write,
         (tokens, 3),
@@ -43,13 +42,19 @@ def rotate_and_write(
         VALUES_ROW=row_stride(values),
         KEY_STRIDE=row_stride(key_pages),
         VALUE_STRIDE=row_stride(value_pages),
-        BLOCK_HEADS=triton.next_power_of_2(heads),
-        BLOCK_KV_HEADS=triton.next_power_of_2(kv_heads),
-        BLOCK_HALF=triton.next_power_of_2(half),
-        BLOCK_REST=triton.next_power_of_2(width - 2 * half),
-        BLOCK=triton.next_power_of_2(kv_heads * width),
+        BLOCK_HEADS=next_power_of_2(heads),
+        BLOCK_KV_HEADS=next_power_of_2(kv_heads),
+        BLOCK_HALF=next_power_of_2(half),
+        BLOCK_REST=next_power_of_2(width - 2 * half),
+        BLOCK=next_power_of_2(kv_heads * width),
     )
     return rotated
+
+
+@by_shape
+def _config(heads: int, kv_heads: int, width: int, device: torch.device) -> KernelConfig:
+    shape = f"heads={heads} kv_heads={kv_heads} width={width}"
+    return config_of("attention.rotate_and_write.rotate_and_write", shape, device, *candidates(heads, width))
 
 
 @jit

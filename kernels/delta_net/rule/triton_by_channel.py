@@ -11,18 +11,18 @@ pair has its own decay.
 """
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
 from baton.kernels.delta_net.rule.reference import BLOCK
 from baton.kernels.delta_net.rule.triton_by_head import inverse_of, scan_candidates
 from baton.kernels.prefill.chunk_table import LONGEST, ChunkTable
-from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.functions import softplus
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
 from baton.kernels.runtime.triton.limits import shared_memory
+from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 
 
 def delta_scan(
@@ -48,7 +48,7 @@ def delta_scan(
     dt_bias: float32 [H·Dk], given together with A.
     """
     (tokens, heads, width), size = v.shape, k.shape[2]
-    device, dtype_name = v.device, str(v.dtype).removeprefix("torch.")
+    device = v.device
     # recall_keys and read_queries are multiplied with the state before a chunk, so they contain the decays from the
     # chunk's first token to each token. add_keys add to the state after the chunk, so they contain the decays from each
     # token to its end.
@@ -58,15 +58,14 @@ def delta_scan(
     inverses = torch.empty(table.chunks, heads, LONGEST, LONGEST, dtype=v.dtype, device=device)
     scores = torch.empty(table.chunks, heads, LONGEST, LONGEST, dtype=v.dtype, device=device)
     o = torch.empty(tokens, heads, width, dtype=v.dtype, device=device)
-    padded_size = max(16, triton.next_power_of_2(size))
+    padded_size = max(16, next_power_of_2(size))
     sizes = {"HEADS": heads, "SIZE": size, "TOKENS": LONGEST}
     rows = {"Q_ROW": row_stride(q), "K_ROW": row_stride(k)}
-    shape = f"state={size} {dtype_name}"
     launch(
         _decay,
         (heads * table.chunks,),
         *(q, k, g, A, dt_bias, recall_keys, read_queries, add_keys, sums, table.starts, size**-0.5),
-        config=config_of("delta_net.rule.channel_decay", shape, device, *decay_candidates(size)),
+        config=_decay_config(size, v.dtype, device),
         G_ROW=row_stride(g),
         **rows,
         **sizes,
@@ -75,7 +74,7 @@ def delta_scan(
         _relate,
         (heads * table.chunks,),
         *(q, k, beta, sums, inverses, scores, table.starts, size**-0.5),
-        config=config_of("delta_net.rule.channel_relate", shape, device, *relate_candidates(size, v.dtype)),
+        config=_relate_config(size, v.dtype, device),
         IS_PROJECTED=A is not None,
         BETA_ROW=row_stride(beta),
         NEAR=BLOCK,
@@ -84,12 +83,10 @@ def delta_scan(
         **rows,
         **sizes,
     )
-    shape = f"heads={heads} width={width} state={size} {dtype_name}"
-    candidates = scan_candidates(heads, width, size, v.dtype, shared_memory(device))
-    config = config_of("delta_net.rule.channel_scan", shape, device, *candidates)
+    config = _scan_config(heads, width, size, v.dtype, device, shared_memory(device))
     launch(
         _scan,
-        (heads * triton.cdiv(width, config.blocks["BLOCK_P"]), table.segments),
+        (heads * cdiv(width, config.blocks["BLOCK_P"]), table.segments),
         *(recall_keys, read_queries, add_keys, sums, v, inverses, scores, o, pool),
         *(table.slots, table.first, table.starts, table.saves, table.saved),
         config=config,
@@ -100,6 +97,26 @@ def delta_scan(
         **sizes,
     )
     return o
+
+
+@by_shape
+def _decay_config(size: int, dtype: torch.dtype, device: torch.device) -> KernelConfig:
+    shape = f"state={size} {str(dtype).removeprefix('torch.')}"
+    return config_of("delta_net.rule.channel_decay", shape, device, *decay_candidates(size))
+
+
+@by_shape
+def _relate_config(size: int, dtype: torch.dtype, device: torch.device) -> KernelConfig:
+    shape = f"state={size} {str(dtype).removeprefix('torch.')}"
+    return config_of("delta_net.rule.channel_relate", shape, device, *relate_candidates(size, dtype))
+
+
+@by_shape
+def _scan_config(
+    heads: int, width: int, size: int, dtype: torch.dtype, device: torch.device, shared: int
+) -> KernelConfig:
+    shape = f"heads={heads} width={width} state={size} {str(dtype).removeprefix('torch.')}"
+    return config_of("delta_net.rule.channel_scan", shape, device, *scan_candidates(heads, width, size, dtype, shared))
 
 
 def decay_candidates(size: int) -> list[KernelConfig]:
@@ -118,7 +135,7 @@ def _in_parts(size: int, chosen: list[tuple[int, int]]) -> list[KernelConfig]:
 
     chosen: pairs (channels per part, warps).
     """
-    most = max(16, triton.next_power_of_2(size))
+    most = max(16, next_power_of_2(size))
     return [KernelConfig({"BLOCK_N": min(block, most)}, warps, 1) for block, warps in chosen]
 
 

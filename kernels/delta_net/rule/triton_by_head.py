@@ -7,16 +7,16 @@ to memory, so nothing as wide as a key passes between them.
 """
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
 from baton.kernels.prefill.chunk_table import LONGEST, ChunkTable
-from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.functions import softplus
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
 from baton.kernels.runtime.triton.limits import shared_memory
+from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 
 
 def delta_scan(
@@ -42,7 +42,7 @@ def delta_scan(
     dt_bias: float32 [Hv], given together with A.
     """
     (tokens, heads, width), (key_heads, size) = v.shape, k.shape[1:]
-    device, dtype_name = v.device, str(v.dtype).removeprefix("torch.")
+    device = v.device
     gates = torch.empty(table.chunks, heads, 4, LONGEST, device=device)
     inverses = torch.empty(table.chunks, heads, LONGEST, LONGEST, dtype=v.dtype, device=device)
     scores = torch.empty(table.chunks, heads, LONGEST, LONGEST, dtype=v.dtype, device=device)
@@ -55,46 +55,52 @@ def delta_scan(
         "K_ROW": row_stride(k),
         "TOKENS": LONGEST,
     }
-    config = config_of(
-        "delta_net.rule.prepare", f"state={size} {dtype_name}", device, *prepare_candidates(size, v.dtype)
-    )
     launch(
         _prepare,
         (heads * table.chunks,),
         *(q, k, g, beta, A, dt_bias, gates, inverses, scores, table.starts, size**-0.5),
-        config=config,
+        config=_prepare_config(size, v.dtype, device),
         G_ROW=row_stride(g),
         BETA_ROW=row_stride(beta),
         # For bfloat16 inputs the inverse is rounded to bfloat16 in the end, so TF32 is precise enough.
         PRECISION="ieee" if v.dtype == torch.float32 else "tf32",
         **sizes,
     )
-    config = config_of(
-        "delta_net.rule.scan",
-        f"heads={heads} width={width} state={size} {dtype_name}",
-        device,
-        *scan_candidates(heads, width, size, v.dtype, shared_memory(device)),
-    )
+    config = _scan_config(heads, width, size, v.dtype, device, shared_memory(device))
     launch(
         _scan,
-        (heads * triton.cdiv(width, config.blocks["BLOCK_P"]), table.segments),
+        (heads * cdiv(width, config.blocks["BLOCK_P"]), table.segments),
         *(q, k, v, gates, inverses, scores, o, pool),
         *(table.slots, table.first, table.starts, table.saves, table.saved),
         config=config,
         WIDTH=width,
         V_ROW=row_stride(v),
         SLOT=row_stride(pool),
-        BLOCK_N=max(16, triton.next_power_of_2(size)),
+        BLOCK_N=max(16, next_power_of_2(size)),
         **sizes,
     )
     return o
 
 
+@by_shape
+def _prepare_config(size: int, dtype: torch.dtype, device: torch.device) -> KernelConfig:
+    shape = f"state={size} {str(dtype).removeprefix('torch.')}"
+    return config_of("delta_net.rule.prepare", shape, device, *prepare_candidates(size, dtype))
+
+
 def prepare_candidates(size: int, dtype: torch.dtype) -> list[KernelConfig]:
     """Return the configurations of _prepare to choose from, the default first."""
     chosen = [(32, 4), (64, 4), (32, 8), (64, 8), (128, 8)] if dtype != torch.float32 else [(16, 8), (32, 8)]
-    most = max(16, triton.next_power_of_2(size))
+    most = max(16, next_power_of_2(size))
     return [KernelConfig({"BLOCK_N": min(block, most)}, warps, 1) for block, warps in chosen]
+
+
+@by_shape
+def _scan_config(
+    heads: int, width: int, size: int, dtype: torch.dtype, device: torch.device, shared: int
+) -> KernelConfig:
+    shape = f"heads={heads} width={width} state={size} {str(dtype).removeprefix('torch.')}"
+    return config_of("delta_net.rule.scan", shape, device, *scan_candidates(heads, width, size, dtype, shared))
 
 
 def scan_candidates(heads: int, width: int, size: int, dtype: torch.dtype, shared: int) -> list[KernelConfig]:
@@ -106,8 +112,8 @@ def scan_candidates(heads: int, width: int, size: int, dtype: torch.dtype, share
 
     shared: bytes of shared memory that a program may use.
     """
-    most = max(16, triton.next_power_of_2(width))
-    block = 32 if heads * triton.cdiv(width, 32) >= 64 else 16
+    most = max(16, next_power_of_2(width))
+    block = 32 if heads * cdiv(width, 32) >= 64 else 16
     if dtype == torch.float32:
         chosen = [(16, 8, 1), (16, 4, 1)]
     elif size > 128:

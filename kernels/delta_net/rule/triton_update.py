@@ -1,14 +1,14 @@
 """The update of reference.py in Triton. Each state is read once and written once."""
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.runtime.triton import config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.functions import softplus
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 from baton.kernels.state_pool.triton_states import candidates, rounded, widened
 
 
@@ -40,12 +40,11 @@ def delta_update(
     (rows, heads, width), (key_heads, size) = v.shape, k.shape[1:]
     o = torch.empty(rows, heads, width, dtype=torch.float32, device=v.device)
     is_rounded = pool.dtype == torch.bfloat16
-    shape = f"width={width} state={size} {'bfloat16' if is_rounded else 'float32'}"
     by_channel = g.dim() == 3
-    config = config_of(f"delta_net.rule.{'channel_' * by_channel}step", shape, v.device, *candidates(size))
+    config = _config(by_channel, width, size, pool.dtype, v.device)
     launch(
         _step,
-        (heads * triton.cdiv(width, config.blocks["BLOCK_P"]), rows),
+        (heads * cdiv(width, config.blocks["BLOCK_P"]), rows),
         *(q, k, v, g, beta, A, dt_bias, pool.view(torch.int16) if is_rounded else pool),
         *(slots, targets, positions, o, size**-0.5),
         config=config,
@@ -60,9 +59,16 @@ def delta_update(
         G_ROW=row_stride(g),
         BETA_ROW=row_stride(beta),
         SLOT=row_stride(pool),
-        BLOCK_N=triton.next_power_of_2(size),
+        BLOCK_N=next_power_of_2(size),
     )
     return o
+
+
+@by_shape
+def _config(by_channel: bool, width: int, size: int, states: torch.dtype, device: torch.device) -> KernelConfig:
+    kernel = f"delta_net.rule.{'channel_' * by_channel}step"
+    shape = f"width={width} state={size} {str(states).removeprefix('torch.')}"
+    return config_of(kernel, shape, device, *candidates(size))
 
 
 @jit

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from triton import language as tl
 
 from baton.kernels.linear.quantized.reference import GROUP
-from baton.kernels.runtime.triton import KernelConfig, config_of, dot_precision, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, dot_precision, launch
 from baton.kernels.runtime.triton.jit import jit
 
 BLOCK: tl.constexpr = tl.constexpr(64)
@@ -23,8 +23,8 @@ LEAST_STEPS = 4
 """Minimum steps, of STEP inputs each, in a split."""
 APART = 64
 """Up to this many rows, each split has its own program; with more rows, one program computes all splits of a tile."""
-ADDED = 512
-"""Outputs per program of the kernel that adds up splits."""
+ADD_CONFIG = KernelConfig({"BLOCK_OUT": 512})
+LOOK_UP_CONFIG = KernelConfig(warps=1)
 
 
 def packed(codes: Tensor, scales: Tensor, bits: int) -> Tensor:
@@ -58,7 +58,7 @@ def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None
     splits, steps = _splits(outputs, data.shape[1])
     is_apart = splits > 1 and rows <= APART
     sums = torch.empty(splits, rows, outputs, dtype=torch.float32, device=x.device) if is_apart else y
-    config = _config(x, bits, outputs)
+    config = _config(_most_rows(rows, x.dtype), inputs, outputs, bits, x.dtype, x.device)
     tiles = (-(-outputs // config.blocks["BLOCK_OUT"]), -(-rows // config.blocks["BLOCK_ROWS"]))
     launch(
         _project,
@@ -76,12 +76,11 @@ def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None
     if is_apart:
         launch(
             _add_splits,
-            (-(-outputs // ADDED), rows),
+            (-(-outputs // ADD_CONFIG.blocks["BLOCK_OUT"]), rows),
             *(sums, bias, y, rows),
-            config=KernelConfig(),
+            config=ADD_CONFIG,
             OUTPUTS=outputs,
             SPLITS=splits,
-            BLOCK_OUT=ADDED,
         )
     return y
 
@@ -99,7 +98,7 @@ def look_up(tokens: Tensor, data: Tensor, bits: int, shape: tuple[int, int], dty
         _look_up,
         (len(tokens), data.shape[1]),
         *(tokens.contiguous(), data, found),
-        config=KernelConfig(warps=1),
+        config=LOOK_UP_CONFIG,
         OUTPUTS=outputs,
         INPUTS=inputs,
         STEPS=data.shape[1],
@@ -129,16 +128,20 @@ def candidates(rows: int, dtype: torch.dtype) -> list[KernelConfig]:
     return [_sized(output_count, row_count, warps, stages) for output_count, warps in pairs for stages in (2, 3, 4)]
 
 
-def _config(x: Tensor, bits: int, outputs: int) -> KernelConfig:
-    """Return the configuration of _project for these shapes on this device."""
-    rows, inputs = x.shape
-    row_count = _most_rows(rows, x.dtype)
-    if x.dtype == torch.float32:
+@by_shape
+def _config(
+    row_count: int, inputs: int, outputs: int, bits: int, dtype: torch.dtype, device: torch.device
+) -> KernelConfig:
+    """Return the configuration of _project for these shapes on this device.
+
+    row_count: what _most_rows returns.
+    """
+    if dtype == torch.float32:
         default = _sized(64, 16, 4, 3) if row_count == 16 else _sized(64, row_count, 8, 3)
     else:
-        default = _sized(128, 64, 8, 3) if rows > APART else _sized(64, row_count, 4, 4 if row_count == 16 else 3)
-    shape = f"rows={row_count} outputs={outputs} inputs={inputs} bits={bits} {x.dtype}"
-    return config_of("linear.quantized.linear", shape, x.device, default, *candidates(rows, x.dtype))
+        default = _sized(128, 64, 8, 3) if row_count > APART else _sized(64, row_count, 4, 4 if row_count == 16 else 3)
+    shape = f"rows={row_count} outputs={outputs} inputs={inputs} bits={bits} {dtype}"
+    return config_of("linear.quantized.linear", shape, device, default, *candidates(row_count, dtype))
 
 
 def _most_rows(rows: int, dtype: torch.dtype) -> int:

@@ -7,16 +7,16 @@ segment's chunks with the state in registers, so that only states of checkpoints
 from math import inf
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
 from baton.kernels.prefill.chunk_table import LONGEST, ChunkTable
-from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.functions import clamp, softplus
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
 from baton.kernels.runtime.triton.limits import shared_memory
+from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 
 
 def ssd_prefill(
@@ -40,7 +40,7 @@ def ssd_prefill(
     dt_bias: float32 [H] or None; with it, dt becomes softplus(dt + dt_bias), clamped to dt_limits.
     """
     (tokens, heads, width), (groups, size) = x.shape, B.shape[1:]
-    device, dtype_name = x.device, str(x.dtype).removeprefix("torch.")
+    device = x.device
     decays = torch.empty(table.chunks, heads, 2, LONGEST, device=device)
     scores = torch.empty(table.chunks, groups, LONGEST, LONGEST, device=device)
     y = torch.empty(tokens, heads, width, dtype=x.dtype, device=device)
@@ -52,42 +52,50 @@ def ssd_prefill(
         "C_ROW": row_stride(C),
         "TOKENS": LONGEST,
     }
-    shape = f"heads={heads // groups} state={size} {dtype_name}"
-    config = config_of("mamba2.ssd.prepare", shape, device, *prepare_candidates(heads // groups))
+    config = _prepare_config(heads // groups, size, x.dtype, device)
     launch(
         _prepare,
-        (groups * table.chunks, triton.cdiv(heads // groups, config.blocks["BLOCK_H"])),
+        (groups * table.chunks, cdiv(heads // groups, config.blocks["BLOCK_H"])),
         *(dt, A, B, C, dt_bias, decays, scores, table.starts, *dt_limits),
         config=config,
         DT_ROW=row_stride(dt),
         **sizes,
     )
-    config = config_of(
-        "mamba2.ssd.scan",
-        f"heads={heads} width={width} state={size} {dtype_name}",
-        device,
-        *scan_candidates(heads, width, size, x.dtype, shared_memory(device)),
-    )
+    config = _scan_config(heads, width, size, x.dtype, device, shared_memory(device))
     launch(
         _scan,
-        (heads * triton.cdiv(width, config.blocks["BLOCK_P"]), table.segments),
+        (heads * cdiv(width, config.blocks["BLOCK_P"]), table.segments),
         *(x, B, C, D, decays, scores, y, pool),
         *(table.slots, table.first, table.starts, table.saves, table.saved),
         config=config,
         WIDTH=width,
         X_ROW=row_stride(x),
         SLOT=row_stride(pool),
-        BLOCK_N=max(16, triton.next_power_of_2(size)),
+        BLOCK_N=max(16, next_power_of_2(size)),
         **sizes,
     )
     return y
 
 
+@by_shape
+def _prepare_config(heads_per_group: int, size: int, dtype: torch.dtype, device: torch.device) -> KernelConfig:
+    shape = f"heads={heads_per_group} state={size} {str(dtype).removeprefix('torch.')}"
+    return config_of("mamba2.ssd.prepare", shape, device, *prepare_candidates(heads_per_group))
+
+
 def prepare_candidates(heads_per_group: int) -> list[KernelConfig]:
     """Return the configurations of _prepare to choose from, the default first."""
-    most = triton.next_power_of_2(heads_per_group)
+    most = next_power_of_2(heads_per_group)
     chosen = [(16, 32, 4), (32, 32, 4), (16, 64, 4), (16, 16, 4), (16, 32, 8), (8, 32, 4)]
     return [KernelConfig({"BLOCK_H": min(heads, most), "BLOCK_N": size}, warps) for heads, size, warps in chosen]
+
+
+@by_shape
+def _scan_config(
+    heads: int, width: int, size: int, dtype: torch.dtype, device: torch.device, shared: int
+) -> KernelConfig:
+    shape = f"heads={heads} width={width} state={size} {str(dtype).removeprefix('torch.')}"
+    return config_of("mamba2.ssd.scan", shape, device, *scan_candidates(heads, width, size, dtype, shared))
 
 
 def scan_candidates(heads: int, width: int, size: int, dtype: torch.dtype, shared: int) -> list[KernelConfig]:
@@ -99,8 +107,8 @@ def scan_candidates(heads: int, width: int, size: int, dtype: torch.dtype, share
 
     shared: bytes of shared memory that a program may use.
     """
-    most = max(16, triton.next_power_of_2(width))
-    block = next((block for block in (64, 32) if heads * triton.cdiv(width, block) >= 64), 16)
+    most = max(16, next_power_of_2(width))
+    block = next((block for block in (64, 32) if heads * cdiv(width, block) >= 64), 16)
     if dtype == torch.float32:
         chosen = [(16, 8, 1), (16, 16, 1), (32, 16, 1), (16, 4, 1)]
     elif size > 128:

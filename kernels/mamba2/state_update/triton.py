@@ -3,14 +3,14 @@
 from math import inf
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.runtime.triton import config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.functions import clamp, softplus
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 from baton.kernels.state_pool.triton_states import candidates, rounded, widened
 
 
@@ -40,11 +40,10 @@ def selective_state_update(
     (rows, heads, width), (groups, size) = x.shape, B.shape[1:]
     y = torch.empty(rows, heads, width, dtype=torch.float32, device=x.device)
     is_rounded = pool.dtype == torch.bfloat16
-    shape = f"width={width} state={size} {'bfloat16' if is_rounded else 'float32'}"
-    config = config_of("mamba2.state_update.step", shape, x.device, *candidates(size))
+    config = _config(width, size, pool.dtype, x.device)
     launch(
         _step,
-        (heads * triton.cdiv(width, config.blocks["BLOCK_P"]), rows),
+        (heads * cdiv(width, config.blocks["BLOCK_P"]), rows),
         *(x, dt, A, B, C, D, dt_bias, pool.view(torch.int16) if is_rounded else pool),
         *(slots, targets, positions, y, *dt_limits),
         config=config,
@@ -57,9 +56,15 @@ def selective_state_update(
         B_ROW=row_stride(B),
         C_ROW=row_stride(C),
         SLOT=row_stride(pool),
-        BLOCK_N=triton.next_power_of_2(size),
+        BLOCK_N=next_power_of_2(size),
     )
     return y
+
+
+@by_shape
+def _config(width: int, size: int, states: torch.dtype, device: torch.device) -> KernelConfig:
+    shape = f"width={width} state={size} {str(states).removeprefix('torch.')}"
+    return config_of("mamba2.state_update.step", shape, device, *candidates(size))
 
 
 @jit

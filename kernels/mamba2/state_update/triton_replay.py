@@ -3,16 +3,16 @@
 from math import inf
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
 from baton.kernels.mamba2.state_update.replay import InputRing
 from baton.kernels.mamba2.state_update.triton import advanced
-from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.functions import clamp, softplus
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 
 
 def replay_state_update(
@@ -42,7 +42,7 @@ def replay_state_update(
     config, constants = _prepared("mamba2.state_update.replay", pool, ring)
     launch(
         _replay,
-        (heads * triton.cdiv(width, config.blocks["BLOCK_P"]), rows),
+        (heads * cdiv(width, config.blocks["BLOCK_P"]), rows),
         *(x, dt, A, B, C, D, dt_bias, pool, ring.x_dt, ring.decay, ring.B),
         *(slots, positions, places, starts, y, *dt_limits),
         config=config,
@@ -69,7 +69,7 @@ def flush(
     heads, width = pool.shape[1:3]
     launch(
         _flush,
-        (heads * triton.cdiv(width, config.blocks["BLOCK_P"]), len(slots)),
+        (heads * cdiv(width, config.blocks["BLOCK_P"]), len(slots)),
         *(pool, ring.x_dt, ring.decay, ring.B, slots, slots if targets is None else targets),
         *(positions, places, starts),
         config=config,
@@ -83,7 +83,7 @@ def candidates(size: int) -> list[KernelConfig]:
     Blocks are larger than without a ring: each program of a group reads the ring's B, so fewer programs read less.
     """
     elements = [(2048, 1), (1024, 1), (4096, 1), (4096, 2), (8192, 4), (8192, 8)]
-    columns = triton.next_power_of_2(size)
+    columns = next_power_of_2(size)
     return [KernelConfig({"BLOCK_P": max(1, tile // columns)}, warps) for tile, warps in elements]
 
 
@@ -93,8 +93,7 @@ def _prepared(kernel: str, pool: Tensor, ring: InputRing) -> tuple[KernelConfig,
     window, groups = ring.B.shape[1:3]
     if pool.dtype != torch.float32 or window & (window - 1):
         raise ValueError(f"a pool of {pool.dtype} and a window of {window}, not float32 and a power of two")
-    config = config_of(kernel, f"width={width} state={size} window={window}", pool.device, *candidates(size))
-    return config, {
+    return _config(kernel, width, size, window, pool.device), {
         "HEADS": heads,
         "WIDTH": width,
         "SIZE": size,
@@ -104,8 +103,13 @@ def _prepared(kernel: str, pool: Tensor, ring: InputRing) -> tuple[KernelConfig,
         "X_DT_ROW": row_stride(ring.x_dt),
         "DECAY_ROW": row_stride(ring.decay),
         "B_ROW": row_stride(ring.B),
-        "BLOCK_N": triton.next_power_of_2(size),
+        "BLOCK_N": next_power_of_2(size),
     }
+
+
+@by_shape
+def _config(kernel: str, width: int, size: int, window: int, device: torch.device) -> KernelConfig:
+    return config_of(kernel, f"width={width} state={size} window={window}", device, *candidates(size))
 
 
 @jit

@@ -5,8 +5,9 @@ expert's weights. As in kernels/linear/quantized/triton.py, the products have ou
 the results are batch-invariant.
 """
 
+from functools import cache
+
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
@@ -14,9 +15,10 @@ from baton.kernels.linear.quantized.triton import BLOCK, STEP, product
 from baton.kernels.moe.experts.packed import PackedExperts
 from baton.kernels.moe.experts.reference import PARTS, Activation
 from baton.kernels.moe.experts.triton_sort import most_tiles, sort_pairs
-from baton.kernels.runtime.triton import KernelConfig, config_of, dot_precision, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, dot_precision, launch
 from baton.kernels.runtime.triton.functions import silu
 from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 
 ADDED = 1024
 """Outputs per program of the kernel that sums a token's experts."""
@@ -43,7 +45,7 @@ def experts(
     inner = input_linear.outputs if isinstance(input_linear, PackedExperts) else input_linear.shape[1] // parts
     count = input_linear.count if isinstance(input_linear, PackedExperts) else len(input_linear)
     pairs = rows * top_k
-    config = _config(x, pairs, count, inner, bits)
+    config = _config(_tile_rows(x, pairs, count, inner, bits), wide, inner, count, bits, x.dtype, x.device)
     tile_rows, tile_outs = config.blocks["BLOCK_ROWS"], config.blocks["BLOCK_OUT"]
     order, tiles = sort_pairs(chosen, count, tile_rows)
     hidden = torch.empty(pairs, inner, dtype=x.dtype, device=x.device)
@@ -51,12 +53,12 @@ def experts(
     y = torch.empty_like(x)
     sizes = {"WIDE": wide, "INNER": inner, "BITS": bits, "PRECISION": dot_precision()}
     most = most_tiles(pairs, count, tile_rows)
-    grid = (triton.cdiv(inner, tile_outs), most)
+    grid = (cdiv(inner, tile_outs), most)
     launch(_project_in, grid, x, first, order, tiles, hidden, config=config, TOP_K=top_k, GATED=parts == 2, **sizes)
-    grid = (triton.cdiv(wide, tile_outs), most)
+    grid = (cdiv(wide, tile_outs), most)
     launch(_project_out, grid, hidden, second, order, tiles, results, config=config, **sizes)
-    block = min(ADDED, triton.next_power_of_2(wide))
-    grid = (rows, triton.cdiv(wide, block))
+    config = _add_config(wide)
+    grid = (rows, cdiv(wide, config.blocks["BLOCK"]))
     launch(
         _add_up,
         grid,
@@ -64,11 +66,10 @@ def experts(
         chosen,
         weights,
         y,
-        config=KernelConfig(),
+        config=config,
         COUNT=count,
         TOP_K=top_k,
         WIDE=wide,
-        BLOCK=block,
     )
     return y
 
@@ -84,23 +85,35 @@ def candidates(row_count: int, dtype: torch.dtype) -> list[KernelConfig]:
     return [_sized(output_count, row_count, 64, warps, stages) for output_count, warps in sizes for stages in (2, 3, 4)]
 
 
-def _config(x: Tensor, pairs: int, count: int, inner: int, bits: int) -> KernelConfig:
-    """Return the configuration of both projections for these shapes on this device.
+def _tile_rows(x: Tensor, pairs: int, count: int, inner: int, bits: int) -> int:
+    """Return the number of rows of a tile.
 
     Tiles have about as many rows as an expert gets on average. Float32 and widths that are no multiples of 16 get
     smaller tiles, because larger ones would not fit into registers.
     """
     row_count = next((rows for rows in (16, 32, 64) if pairs <= rows * count), 64 if bits else 128)
-    if x.dtype == torch.float32 or x.shape[1] % 16 or inner % 16:
-        row_count = min(row_count, 32)
-    if x.dtype == torch.float32:
+    return min(row_count, 32) if x.dtype == torch.float32 or x.shape[1] % 16 or inner % 16 else row_count
+
+
+@by_shape
+def _config(
+    row_count: int, wide: int, inner: int, count: int, bits: int, dtype: torch.dtype, device: torch.device
+) -> KernelConfig:
+    """Return the configuration of both projections for these shapes on this device. row_count: rows of a tile."""
+    if dtype == torch.float32:
         default = _sized(64, row_count, 32, 8, 2)
     elif row_count > 64:
         default = _sized(128, row_count, 64, 8, 3)
     else:  # Unpacking 8-bit integers takes more registers than 4 warps have.
         default = _sized(64, row_count, 64, 8 if bits == 8 and row_count == 64 else 4, 3)
-    shape = f"rows={row_count} wide={x.shape[1]} inner={inner} experts={count} bits={bits} {x.dtype}"
-    return config_of("moe.experts.experts", shape, x.device, default, *candidates(row_count, x.dtype))
+    shape = f"rows={row_count} wide={wide} inner={inner} experts={count} bits={bits} {dtype}"
+    return config_of("moe.experts.experts", shape, device, default, *candidates(row_count, dtype))
+
+
+@cache
+def _add_config(wide: int) -> KernelConfig:
+    """Return the configuration of _add_up."""
+    return KernelConfig({"BLOCK": min(ADDED, next_power_of_2(wide))})
 
 
 def _sized(output_count: int, row_count: int, input_count: int, warps: int, stages: int) -> KernelConfig:

@@ -5,15 +5,15 @@ are not needed are empty.
 """
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
 from baton.kernels.runtime.triton import KernelConfig, launch
 from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.sizes import next_power_of_2
 
-AT_ONCE = 1024
-"""Pairs that a program reads at a time."""
+CONFIG = KernelConfig({"AT_ONCE": 1024})
+"""The configuration of both kernels. AT_ONCE: pairs that a program reads at a time."""
 
 
 def sort_pairs(chosen: Tensor, count: int, tile_rows: int) -> tuple[Tensor, Tensor]:
@@ -24,21 +24,20 @@ def sort_pairs(chosen: Tensor, count: int, tile_rows: int) -> tuple[Tensor, Tens
 
     chosen: int32 [T, k]. Pairs whose expert is not in [0, count) are left out; the end of `order` is then undefined.
     """
-    pairs, bins = chosen.numel(), triton.next_power_of_2(count)
+    pairs, bins = chosen.numel(), next_power_of_2(count)
     most = most_tiles(pairs, count, tile_rows)
     counts, order, tiles = (
         torch.empty(shape, dtype=torch.int32, device=chosen.device) for shape in ((count,), (pairs,), (most, 3))
     )
-    launch(_count, (count,), chosen, counts, pairs, config=KernelConfig(), AT_ONCE=AT_ONCE)
+    launch(_count, (count,), chosen, counts, pairs, config=CONFIG)
     launch(
         _place,
         (count,),
         *(chosen, counts, order, tiles, pairs, most),
-        config=KernelConfig(),
+        config=CONFIG,
         COUNT=count,
         BINS=bins,
         TILE_ROWS=tile_rows,
-        AT_ONCE=AT_ONCE,
     )
     return order, tiles
 

@@ -1,18 +1,20 @@
 """The operation of reference.py in Triton. Inputs are summed in splits of a fixed size: results are batch-invariant."""
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
 from baton.kernels.moe.routing.rule import RoutingRule
-from baton.kernels.runtime.triton import KernelConfig, config_of, dot_precision, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, dot_precision, launch
 from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 
 SPLIT = 256
 """Inputs of one split."""
 STEPS = {torch.float32: 16, torch.bfloat16: 64}
 """Inputs multiplied at a time, by the router's dtype. Float32 has no tensor cores and so needs more registers."""
+MANY, MANY_CONFIG, FEW_CONFIG = 256, KernelConfig(warps=4), KernelConfig(warps=1)
+"""With more than MANY experts, a row's experts are chosen with MANY_CONFIG."""
 APART = 64
 """Up to this many rows, each split has its own program; with more rows, one program computes all splits of a tile."""
 
@@ -23,17 +25,16 @@ def route(
     """Compute reference.route. Float32 products are exact unless kernels.runtime.triton.use_tf32(True) was called."""
     x = x.contiguous()
     (rows, inputs), experts, top_k = x.shape, len(router), rule.top_k
-    splits = triton.cdiv(inputs, SPLIT)
+    splits = cdiv(inputs, SPLIT)
     apart = splits if rows <= APART else 1
     logits = torch.empty(apart, rows, experts, dtype=torch.float32, device=x.device)
     chosen = torch.empty(rows, top_k, dtype=torch.int32, device=x.device)
     weights = torch.empty(rows, top_k, dtype=torch.float32, device=x.device)
-    shape = f"experts={experts} inputs={inputs} {x.dtype} {router.dtype}"
-    config = config_of("moe.routing.logits", shape, x.device, *candidates())
+    config = _config(experts, inputs, x.dtype, router.dtype, x.device)
     blocks = config.blocks
     launch(
         _logits,
-        (triton.cdiv(experts, blocks["BLOCK_OUT"]), triton.cdiv(rows, blocks["BLOCK_ROWS"]), apart),
+        (cdiv(experts, blocks["BLOCK_OUT"]), cdiv(rows, blocks["BLOCK_ROWS"]), apart),
         *(x, router, logits, rows),
         config=config,
         EXPERTS=experts,
@@ -48,7 +49,7 @@ def route(
         _choose,
         (rows,),
         *(logits, bias, None if padding is None else padding.view(torch.uint8), chosen, weights, rows, rule.scale),
-        config=KernelConfig(warps=4 if experts > 256 else 1),
+        config=MANY_CONFIG if experts > MANY else FEW_CONFIG,
         SPLITS=apart,
         EACH=each,
         GROUPS=rule.groups,
@@ -56,11 +57,19 @@ def route(
         TOP_K=top_k,
         SIGMOID=rule.scores == "sigmoid",
         RENORMALISE=rule.renormalise,
-        BLOCK_EACH=triton.next_power_of_2(each),
-        BLOCK_GROUPS=triton.next_power_of_2(rule.groups),
-        BLOCK_K=triton.next_power_of_2(top_k),
+        BLOCK_EACH=next_power_of_2(each),
+        BLOCK_GROUPS=next_power_of_2(rule.groups),
+        BLOCK_K=next_power_of_2(top_k),
     )
     return chosen, weights
+
+
+@by_shape
+def _config(
+    experts: int, inputs: int, dtype: torch.dtype, router_dtype: torch.dtype, device: torch.device
+) -> KernelConfig:
+    shape = f"experts={experts} inputs={inputs} {dtype} {router_dtype}"
+    return config_of("moe.routing.logits", shape, device, *candidates())
 
 
 def candidates() -> list[KernelConfig]:

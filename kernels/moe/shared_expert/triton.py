@@ -1,23 +1,23 @@
 """The operation of reference.py in Triton: one program per BLOCK columns of a row."""
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 
 
 def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None = None) -> Tensor:
     """Compute reference.add_shared. All tensors may be strided in their first dimension."""
     rows, width = routed.shape
     y = torch.empty(rows, width, dtype=routed.dtype, device=routed.device)
-    config = config_of("moe.shared_expert.add_shared", f"width={width}", routed.device, *candidates(width))
+    config = _config(width, routed.device)
     launch(
         _add_shared,
-        (rows, triton.cdiv(width, config.blocks["BLOCK"])),
+        (rows, cdiv(width, config.blocks["BLOCK"])),
         *(routed, shared, gate, y),
         config=config,
         WIDTH=width,
@@ -28,9 +28,14 @@ def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None = None) -> Te
     return y
 
 
+@by_shape
+def _config(width: int, device: torch.device) -> KernelConfig:
+    return config_of("moe.shared_expert.add_shared", f"width={width}", device, *candidates(width))
+
+
 def candidates(width: int) -> list[KernelConfig]:
     """Return the configurations to choose from, the default first."""
-    least = triton.next_power_of_2(width)
+    least = next_power_of_2(width)
     sizes = [(1024, 4), (1024, 2), (1024, 8), (2048, 4), (2048, 8), (512, 2), (512, 4), (4096, 8)]
     return [KernelConfig({"BLOCK": min(block, least)}, warps) for block, warps in sizes]
 

@@ -1,15 +1,15 @@
 """The operation of reference.py in Triton. Each group of channels is read once."""
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
 from baton.kernels.norm.gated.reference import Activation
-from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.functions import sigmoid, silu
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 
 
 def gated_norm(
@@ -32,10 +32,10 @@ def gated_norm(
     width = channels // groups
     default = x.dtype if weight is None else weight.dtype
     y = torch.empty(rows, channels, dtype=dtype or default, device=x.device)
-    config = config_of("norm.gated.gated_norm", f"width={width}", x.device, *candidates(width))
+    config = _config(width, x.device)
     launch(
         _gated_norm,
-        (triton.cdiv(rows * groups, config.blocks["PARTS"]),),
+        (cdiv(rows * groups, config.blocks["PARTS"]),),
         *(x, gate, weight, y, rows * groups, eps),
         config=config,
         GROUPS=groups,
@@ -45,9 +45,14 @@ def gated_norm(
         WEIGHTS=0 if weight is None or len(weight) == width else width,
         NORM_BEFORE_GATE=norm_before_gate,
         IS_SILU=activation == "silu",
-        BLOCK=triton.next_power_of_2(width),
+        BLOCK=next_power_of_2(width),
     )
     return y
+
+
+@by_shape
+def _config(width: int, device: torch.device) -> KernelConfig:
+    return config_of("norm.gated.gated_norm", f"width={width}", device, *candidates(width))
 
 
 def candidates(width: int) -> list[KernelConfig]:
@@ -55,7 +60,7 @@ def candidates(width: int) -> list[KernelConfig]:
 
     The default has about 8 elements per thread and at least 1024 per program.
     """
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     parts = max(1, 1024 // block)
     default = min(8, max(1, parts * block // 256))
     others = [warps for warps in (1, 2, 4, 8, 16) if warps != default and 4 <= parts * block // (32 * warps) <= 64]

@@ -1,12 +1,12 @@
 """The operation of reference.py in Triton: one program per row, which reads the row once."""
 
 import torch
-import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
 from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.sizes import next_power_of_2
 
 
 def add_rms_norm(
@@ -21,11 +21,16 @@ def add_rms_norm(
         (rows,),
         *(residual, x, weight, added, normed),
         *(eps, multiplier, offset),
-        config=config_of("norm.rms.add_rms_norm", f"hidden={hidden}", residual.device, *candidates(hidden)),
+        config=_config(hidden, residual.device),
         HIDDEN=hidden,
-        BLOCK=triton.next_power_of_2(hidden),
+        BLOCK=next_power_of_2(hidden),
     )
     return added, normed
+
+
+@by_shape
+def _config(hidden: int, device: torch.device) -> KernelConfig:
+    return config_of("norm.rms.add_rms_norm", f"hidden={hidden}", device, *candidates(hidden))
 
 
 def candidates(hidden: int) -> list[KernelConfig]:

@@ -1,6 +1,6 @@
 """Triton: the choice of tensors that it computes with, and its kernels' launches, block sizes and precision."""
 
-from baton.kernels.runtime.triton.configs import KernelConfig, chosen, config_of
+from baton.kernels.runtime.triton.configs import KernelConfig, by_shape, chosen, config_of
 from baton.kernels.runtime.triton.launching import Launch, launch, watched
 from baton.kernels.runtime.triton.precision import dot_precision, use_tf32
 from baton.kernels.runtime.triton.selection import computes_for, computes_on, leave_to_torch, takes
@@ -8,6 +8,7 @@ from baton.kernels.runtime.triton.selection import computes_for, computes_on, le
 __all__ = [
     "KernelConfig",
     "Launch",
+    "by_shape",
     "chosen",
     "computes_for",
     "computes_on",

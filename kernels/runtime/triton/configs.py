@@ -4,12 +4,12 @@ Block sizes are tuned offline, never at run time: kernels update states in place
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property, wraps
 from importlib.resources import files
-from typing import Any
+from typing import Any, ParamSpec, cast
 
 import torch
 
@@ -24,11 +24,18 @@ class KernelConfig:
     warps: int = 4  # number of warps, of 32 threads each
     stages: int = 2  # stages of pipelined loops
 
+    @cached_property
+    def key(self) -> Hashable:
+        """Everything above as a value that can be hashed."""
+        return (tuple(self.blocks.items()), self.warps, self.stages)
+
     def warps_of(self, threads: int) -> int:
         """Convert `warps` to a number of warps of `threads` threads each, because AMD's warps may have 64 threads."""
         return max(1, self.warps * 32 // threads)
 
 
+# Parameters of a function that looks up a configuration.
+P = ParamSpec("P")
 # A function that chooses a configuration, given a kernel, a shape and the configurations to choose from, default first.
 Chooser = Callable[[str, str, tuple[KernelConfig, ...]], KernelConfig]
 _chooser: Chooser | None = None
@@ -48,6 +55,20 @@ def config_of(
     if device.type != "cuda":
         return default
     return _table().get((_name(device.index or 0), kernel, shape), default)
+
+
+def by_shape(look_up: Callable[P, KernelConfig]) -> Callable[P, KernelConfig]:
+    """Cache a function that calls config_of, so that a launch of a known shape makes neither texts nor candidates.
+
+    The arguments must be hashable, and determine the result. While `chosen` is in effect, nothing is cached.
+    """
+    known = cast(Callable[P, KernelConfig], cache(look_up))
+
+    @wraps(look_up)
+    def choose(*args: P.args, **kwargs: P.kwargs) -> KernelConfig:
+        return (known if _chooser is None else look_up)(*args, **kwargs)
+
+    return choose
 
 
 @contextmanager

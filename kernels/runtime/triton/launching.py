@@ -3,11 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-import torch
-
+from baton.kernels.runtime.triton import direct
 from baton.kernels.runtime.triton.configs import KernelConfig
 
 
@@ -23,14 +21,7 @@ class Launch:
 
     def run(self) -> None:
         """Enqueue the kernel on the current stream."""
-        options = {"num_warps": self.config.warps_of(_threads_a_warp()), "num_stages": self.config.stages}
-        self.kernel[self.grid](*self.arguments, **self.constants, **self.config.blocks, **options)
-
-
-@cache
-def _threads_a_warp() -> int:
-    """Return the threads per warp; all GPUs of a process are assumed to be alike."""
-    return 32 if torch.version.hip is None else int(torch.cuda.get_device_properties().warp_size)
+        direct.run(self.kernel, self.grid, self.arguments, self.constants, self.config)
 
 
 _watcher: Callable[[Launch], None] | None = None
@@ -46,11 +37,10 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, config: KernelCo
     """
     if 0 in grid:
         return
-    prepared = Launch(kernel, grid, arguments, constants, config)
     if _watcher is None:
-        prepared.run()
+        direct.run(kernel, grid, arguments, constants, config)
     else:
-        _watcher(prepared)
+        _watcher(Launch(kernel, grid, arguments, constants, config))
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import torch
 
-from baton.kernels.runtime.triton import KernelConfig, chosen, config_of
+from baton.kernels.runtime.triton import KernelConfig, by_shape, chosen, config_of
 from baton.kernels.runtime.triton.configs import table_of
 
 CPU = torch.device("cpu")
@@ -18,6 +18,20 @@ def test_a_chooser_decides_while_it_is_set() -> None:
         assert config_of("state_pool.move", "words=3", CPU, SMALL, LARGE) is LARGE
         assert config_of("state_pool.move", "words=4", CPU, SMALL, LARGE) is SMALL
     assert config_of("state_pool.move", "words=3", CPU, SMALL, LARGE) is SMALL
+
+
+def test_a_configuration_is_looked_up_once_a_shape_except_by_a_chooser() -> None:
+    looked_up = list[int]()
+
+    @by_shape
+    def config(words: int, device: torch.device) -> KernelConfig:
+        looked_up.append(words)
+        return config_of("state_pool.move", f"words={words}", device, SMALL, LARGE)
+
+    assert [config(words, torch.device("cpu")) for words in (3, 3, 4, 3)] == [SMALL] * 4 and looked_up == [3, 4]
+    with chosen(lambda kernel, shape, candidates: candidates[1]):
+        assert [config(3, CPU), config(3, CPU)] == [LARGE] * 2
+    assert config(3, CPU) is SMALL and looked_up == [3, 4, 3, 3]
 
 
 def test_the_table_is_read() -> None:

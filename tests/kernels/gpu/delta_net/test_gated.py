@@ -60,7 +60,7 @@ def test_the_largest_decay_ends_in_zero_and_not_in_nan() -> None:
     assert_close(rule.pool, pool)
 
 
-def test_every_configuration_scans_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_configuration_scans_the_same() -> None:
     packed = pack([70], [0], [])
     rule = drawn(70, packed.pool_size, 1, 1, 1, 70, 40)
     o, pool = recurrence(rule, packed)
@@ -74,17 +74,15 @@ def test_every_configuration_scans_the_same(monkeypatch: pytest.MonkeyPatch) -> 
         def choose(
             kernel: str,
             shape: str,
-            device: torch.device,
-            default: gpu.KernelConfig,
-            *_: gpu.KernelConfig,
+            offered: tuple[gpu.KernelConfig, ...],
             config: gpu.KernelConfig = config,
             of_scan: bool = of_scan,
         ) -> gpu.KernelConfig:
-            return config if kernel.endswith("scan") == of_scan else default
+            return config if kernel.endswith("scan") == of_scan else offered[0]
 
-        monkeypatch.setattr(triton_by_head, "config_of", choose)
         found = rule.over(rule.pool.clone())
-        assert_close(scan(found, packed), o)
+        with gpu.chosen(choose):
+            assert_close(scan(found, packed), o)
         assert_close(found.pool, pool)
 
 

@@ -70,7 +70,7 @@ def scan(rule: test_kda.ChannelRule, packed: Packed) -> torch.Tensor:
     return triton.delta_scan(rule.q, rule.k, rule.v, rule.g, rule.beta, rule.pool, table)
 
 
-def test_every_configuration_scans_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_configuration_scans_the_same() -> None:
     packed = pack([70], [0], [])
     rule = test_kda.drawn(70, packed.pool_size, 1, 1, 70, 40)
     o, pool = test_kda.recurrence(rule, packed)
@@ -81,18 +81,13 @@ def test_every_configuration_scans_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     for config in {str(config): config for config in related + scanned}.values():
 
         def choose(
-            kernel: str,
-            shape: str,
-            device: torch.device,
-            default: gpu.KernelConfig,
-            *_: gpu.KernelConfig,
-            config: gpu.KernelConfig = config,
+            kernel: str, shape: str, offered: tuple[gpu.KernelConfig, ...], config: gpu.KernelConfig = config
         ) -> gpu.KernelConfig:
-            return config if config.blocks.keys() == default.blocks.keys() else default
+            return config if config.blocks.keys() == offered[0].blocks.keys() else offered[0]
 
-        monkeypatch.setattr(triton_by_channel, "config_of", choose)
         found = rule.over(rule.pool.clone())
-        test_kda.assert_close(scan(found, packed), o)
+        with gpu.chosen(choose):
+            test_kda.assert_close(scan(found, packed), o)
         test_kda.assert_close(found.pool, pool)
 
 

@@ -147,8 +147,11 @@ def test_steps_launch_two_kernels_and_no_operation_of_torch() -> None:
 @pytest.mark.parametrize("rows", [1, 17, 64, 65])
 def test_the_default_configuration_is_one_of_the_candidates(rows: int, dtype: torch.dtype) -> None:
     x = torch.empty(rows, 4096, dtype=dtype, device="meta")
-    tried = triton.candidates(rows, dtype)
-    assert triton._config(x, 4, 4096) in tried
+    data = torch.empty(triton.data_shape(4096, 4096, 4), dtype=torch.uint8, device="meta")
+    tried, launches = triton.candidates(rows, dtype), list[gpu.Launch]()
+    with gpu.watched(launches.append):
+        triton.linear(x, data, 4, 4096, None)
+    assert launches[0].config in tried
     assert all(config.blocks["BLOCK_OUT"] >= 64 and config.warps >= 4 for config in tried)
 
 

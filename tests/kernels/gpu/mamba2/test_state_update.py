@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from baton.kernels.mamba2.state_update import reference, triton
+from baton.kernels.runtime.triton import chosen
 from baton.kernels.state_pool.rounding import round_stochastically
 
 BF16 = torch.bfloat16
@@ -188,8 +189,7 @@ def test_every_configuration_computes_the_same() -> None:
     exact = expected.expected(expected.dt)
     for config in triton.candidates(shape.size):
         found = drawn(shape, 0)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(triton, "config_of", lambda *_, config=config: config)
+        with chosen(lambda *_, config=config: config):
             assert_close(found.found(), exact)
         assert_close(found.memory, expected.memory)
 
