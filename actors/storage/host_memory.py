@@ -50,8 +50,8 @@ class HostStates:
         carried out, if another thread allocates meanwhile.
         """
         count, width, state = self._pools.pages_for(position), self._pools.blocks.shape[1], self._pools.slots.shape[1]
-        if self.arena is not None and (taken := self.arena.take(self.arena.lines.count(count))) is not None:
-            return _in_lines(taken, self.arena.lines, position, count)
+        if self.arena is not None and (free := self.arena.take(self.arena.lines.count(count))) is not None:
+            return _in_lines(free, self.arena.lines, position, count)
         blocks = (self._buffer(count * width).view(count, width),) if count else ()
         return HostState(position, (self._buffer(state),), blocks)
 
@@ -117,11 +117,11 @@ def ordinary_memory(nbytes: int) -> Tensor:
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
-def _in_lines(taken: list[Tensor], lines: HostLines, position: int, pages: int) -> HostState:
-    """Return a copy for a state and `pages` pages whose memory is `taken`."""
-    state = [line[: lines.state_bytes - at * lines.nbytes] for at, line in enumerate(taken[: lines.state])]
+def _in_lines(memory: list[Tensor], lines: HostLines, position: int, pages: int) -> HostState:
+    """Return a copy for a state and `pages` pages in lines of `memory`."""
+    state = [line[: lines.state_bytes - at * lines.nbytes] for at, line in enumerate(memory[: lines.state])]
     blocks = [
         line[: lines.page_bytes * min(lines.pages, pages - at * lines.pages)].view(-1, lines.page_bytes)
-        for at, line in enumerate(taken[lines.state :])
+        for at, line in enumerate(memory[lines.state :])
     ]
     return HostState(position, tuple(state), tuple(blocks))
