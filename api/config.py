@@ -107,7 +107,10 @@ class Config(Struct, frozen=True, kw_only=True):
         AtLeastZero | None,
         MEMORY,
         SIZE,
-        Meta(description="bytes of host memory for states that were evicted from their slots [1/8 of what is free]"),
+        Meta(
+            description="bytes of host memory for states that were evicted from their slots; page-locked at the start "
+            "for a GPU [1/8 of what is free, with a GPU at most 64G]"
+        ),
     ] = None
     cache_policy: Annotated[
         Policy,
@@ -148,7 +151,7 @@ class Config(Struct, frozen=True, kw_only=True):
         bool, SCHEDULING, Meta(description="plan a step only after the previous step's tokens are known")
     ] = False
 
-    device: Annotated[str, SPEED, Meta(description="auto, cpu or cuda")] = "auto"
+    device: Annotated[str, SPEED, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
     kernels: Annotated[
         Literal["native", "torch"],
         SPEED,

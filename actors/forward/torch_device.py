@@ -191,7 +191,7 @@ class TorchDevice:
 def survives(error: Exception) -> bool:
     """Return whether the device is usable after this error of one call.
 
-    CUDA reports missing memory for one call, such as a host buffer or the code of a kernel, with an error of the same
-    class as a fault that ends the device. Its own number tells them apart.
+    CUDA reports a lack of memory for one call, such as a host buffer or the code of a kernel, with an error of the same
+    class as a fault that ends the device. Only its number differs.
     """
     return not isinstance(error, torch.AcceleratorError) or getattr(error, "error_code", None) == CUDA_OUT_OF_MEMORY

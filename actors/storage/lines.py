@@ -40,7 +40,7 @@ class HostLines:
         return self.nbytes // self.page_bytes if self.page_bytes else 0
 
     def count(self, pages: int) -> int:
-        """Return how many lines a state takes together with this many pages."""
+        """Return how many lines a state and `pages` pages take together."""
         return self.state + (-(-pages // self.pages) if pages else 0)
 
 

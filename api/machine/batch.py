@@ -38,6 +38,6 @@ def batch_limits(config: Config, is_gpu: bool, free: int) -> BatchLimits:
 
 
 def gpu_step_tokens(free: int) -> int:
-    """Return the default of --step-tokens on a GPU with this many free bytes: a power of two."""
+    """Return the default of --step-tokens on a GPU with `free` bytes that are free: a power of two."""
     affordable = max(free // BYTES_A_STEP_TOKEN, 1)
     return min(max(1 << affordable.bit_length() - 1, LEAST_GPU_STEP_TOKENS), MOST_GPU_STEP_TOKENS)

@@ -17,6 +17,7 @@ from baton.api import cli
 from baton.api.config import Config
 from baton.api.inspection import Inspection, examine
 from baton.api.machine import memory
+from baton.api.machine.batch import batch_limits
 from baton.api.serve import StartError
 from baton.api.wiring import load, model_length, size
 from baton.models import granitemoehybrid
@@ -96,7 +97,7 @@ def test_the_pools_are_the_servers() -> None:
     with torch.device("meta"):
         model = granitemoehybrid.FAMILY.build(read_config(BUNDLED), torch.float32, torch.float32)
     length = model_length(config, model)
-    sizes = size(config, model, length, CpuStream())
+    sizes = size(config, batch_limits(config, False, 0), model, length, CpuStream())
     room = examine(config).room
     assert room is not None
     assert (room.pools, room.slots, room.pages, room.running) == (2**26, sizes.slots, sizes.pages, sizes.max_running)

@@ -13,14 +13,18 @@ import torch
 from baton.actors.forward.streams import CpuStream
 from baton.actors.runtime.relay import Relay
 from baton.actors.scheduler.strategy import Strategy
+from baton.actors.storage.host_memory import HostStates
 from baton.api.config import Config
 from baton.api.generation.gateway import Gateway
+from baton.api.machine.batch import batch_limits
+from baton.api.machine.host_arena import lines_of
 from baton.api.machine.memory import free_in_container, free_memory
 from baton.api.serve import StartError
 from baton.api.wiring import build_lower_tiers, load, model_length, name_states, size
 from baton.kernels.runtime.triton import dot_precision, use_tf32
 from baton.models.hash import HashModel
 from baton.models.loading.checkpoint import random_model
+from tests.actors.storage.host import arena_of
 from tests.actors.test_ring import MAMBA2
 from tests.api.hash_traffic import make_checkpoint
 
@@ -117,12 +121,25 @@ def test_tf32_is_off_unless_asked(tmp_path: Path) -> None:
         use_tf32(False)
 
 
-@pytest.mark.parametrize(("device", "pinned"), [("cpu", False), ("cuda", True)])
-def test_host_memory_is_counted_as_it_is_kept(tmp_path: Path, device: str, pinned: bool) -> None:
+@pytest.mark.parametrize("lines", [0, 9])
+def test_host_memory_is_counted_as_it_is_kept(tmp_path: Path, lines: int) -> None:
     model, config = HashModel(256, 8, 64), Config(host_memory=1000, page_size=4)
-    sizes = size(config, model, 64, CpuStream())
-    limits = build_lower_tiers(config, model, sizes, tmp_path, torch.device(device)).limits
-    assert (limits.host_bytes, limits.page_size, limits.pinned) == (1000, 4, pinned)
+    sizes = size(config, batch_limits(config, False, 0), model, 64, CpuStream())
+    cut = lines_of(model, 4)
+    host = HostStates(arena_of(cut, lines) if lines else None)
+    limits = build_lower_tiers(config, model, sizes, tmp_path, host).limits
+    expected = (lines * cut.nbytes, 4, cut) if lines else (1000, 4, None)
+    assert (limits.host_bytes, limits.page_size, limits.lines) == expected
+
+
+def test_the_loaded_model_says_how_many_requests_run_and_how_large_steps_are(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    for options, rows, tokens in (({}, 16, 512), ({"max_running": 3, "step_tokens": 64}, 3, 64)):
+        loaded = load(Config(model=str(tmp_path), **options), lambda done, total: None)
+        assert (loaded.model.max_running, loaded.model.info["max_running"], loaded.model.info["step_tokens"]) == (
+            rows, rows, tokens,
+        )  # fmt: skip
+        assert f"{rows} requests run at once, in steps of up to {tokens} tokens" in loaded.notes
 
 
 def test_free_memory_is_within_this_machine() -> None:

@@ -8,8 +8,12 @@ import torch
 from baton.actors.forward.cuda_stream import CudaStream
 from baton.actors.forward.torch_device import TorchDevice
 from baton.actors.forward.warming import warm_up
+from baton.actors.storage.host_memory import HostStates
+from baton.api.machine import host_arena
+from baton.api.machine.gpu import broken_triton
+from baton.api.machine.host_arena import ArenaStart
 from baton.models.batch import Pools
-from tests.actors.forward.story import ROWS, Story, model_of, on_the_cpu, pools_of, same
+from tests.actors.forward.story import PAGE, ROWS, Story, model_of, on_the_cpu, pools_of, same
 from tests.models.oracle import CHECKPOINTS
 
 CUDA = torch.device("cuda", 0)
@@ -46,3 +50,33 @@ def test_nothing_is_compiled_after_the_warm_up(family: str, monkeypatch: pytest.
     monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **event: compiled.append(event["repr"]))
     Story(device).tell()
     assert compiled == []
+
+
+def test_copies_in_locked_lines_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_arena, "CHUNK", 2**20)
+    model: Any = model_of("nemotron_h")
+    start = ArenaStart(2**23, PAGE, CUDA)
+    start.begin(model)
+    arena = start.finish()
+    [line] = arena.take(1) or []
+    assert line.is_pinned() and arena.nbytes > 2**22
+    del line
+    pools = pools_of(model.to(CUDA), CUDA)
+    device = TorchDevice(model, pools, ROWS, 90, HostStates(arena), CudaStream(CUDA))
+    for each in (pools.slots, pools.blocks):
+        each.random_(0, 256)
+    torch.cuda.synchronize()
+    state, blocks = pools.slots[2].clone(), pools.blocks[[5, 3, 7]].clone()
+    device.export(1, 2, [5, 3, 7], 3 * PAGE).collect()
+    assert arena.free_lines < arena.nbytes // arena.lines.nbytes
+    pools.slots[2].zero_()
+    pools.blocks[[5, 3, 7]] = 0
+    torch.cuda.synchronize()
+    device.fill(9, 1, 4, [6, 2], 1).collect()
+    assert torch.equal(pools.slots[4], state) and torch.equal(pools.blocks[[6, 2]], blocks[1:])
+    device.drop(1)
+    assert arena.free_lines == arena.nbytes // arena.lines.nbytes
+
+
+def test_triton_launches_a_kernel_on_the_gpu() -> None:
+    assert broken_triton(CUDA) == ""

@@ -36,6 +36,7 @@ class LateDevice:
         self.log: list[Entry] = []
         self.streams: list[LateStream] = []
         self.operations = Operations(self)
+        self.entered: set[str] = set()  # names of the threads that have entered the device
         self._draws = None if seed is None else random.Random(seed)
         # The probability that the stream that advanced last advances again.
         self._patience = self._draws.choice([0.0, 0.7, 0.98]) if self._draws else 1.0

@@ -61,7 +61,7 @@ class LateStream:
         self._queue: deque[Callable[[], None] | LateEvent] = deque()
 
     def enter_thread(self) -> None:
-        return
+        self.late.entered.add(threading.current_thread().name)
 
     def active(self) -> AbstractContextManager[None]:
         return self.late.active(self)

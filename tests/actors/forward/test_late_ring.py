@@ -50,5 +50,7 @@ def test_the_same_tokens(family: str, seed: int | None, monkeypatch: pytest.Monk
         late.synchronize()
         before = len(late.log)
         assert asyncio.run(answers(family, device)) == expected
+        assert "device" in late.entered and late.entered <= {"device", "device-steps", "device-copies"}
         waits = {entry.what for entry in late.log[before:] if entry.kind == "wait"}
+        assert waits <= late.entered
         assert seed is not None or waits == {"device-steps"}, "where no step is over early, nobody else waits"

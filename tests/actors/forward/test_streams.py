@@ -94,6 +94,16 @@ def test_host_buffers_are_bytes(stream_of: Maker) -> None:
     assert buffer.is_pinned() == (stream.device.type == "cuda")
 
 
+def test_a_thread_of_cuda_enters_the_streams_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = list[torch.device]()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_device", entered.append)
+    stream = CudaStream(torch.device("cuda", 1))
+    stream.enter_thread()
+    stream.beside().enter_thread()
+    assert entered == [torch.device("cuda", 1)] * 2
+
+
 def test_captures_share_a_memory_pool_while_a_graph_of_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA rejects a memory pool whose graphs have all been destroyed, so the next capture takes a new pool."""
     pools = list[int]()

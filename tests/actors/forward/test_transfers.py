@@ -31,10 +31,7 @@ class Bench:
     """A pool of slots of 24 bytes and pages of two tensors, and the Transfers under test."""
 
     def __init__(self, late: LateDevice, lines: int = 0, state: int = 24) -> None:
-        """lines: lines of the arena, each of one or more pages, so that a state takes at most three lines.
-
-        0: there is no arena, and each copy is allocated when it is made.
-        """
+        """lines: lines of the arena, of a page each, or of more so that a state takes at most three; 0: no arena"""
         specs = [TensorSpec((PAGE, 4), torch.float32), TensorSpec((PAGE, 3), torch.bfloat16)]
         with late.setup():
             slots, states = stretches(4, [TensorSpec((state,), torch.uint8)], META)

@@ -25,5 +25,5 @@ def buffer(nbytes: int) -> Tensor:
 
 
 def arena_of(lines: HostLines, *counts: int) -> Arena:
-    """Return an arena that has a chunk of this many lines for each count."""
+    """Return an arena with one chunk for each count of lines."""
     return Arena(lines, [buffer(count * lines.nbytes) for count in counts])

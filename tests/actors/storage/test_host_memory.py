@@ -109,8 +109,8 @@ def test_copies_whose_bytes_are_within_the_limit_fit_however_often_others_were_f
         host.put(key, copy)
         positions[key] = position
         del copy
-    lines_in_use = sorted(span for key in positions for span in spans(host.get(key)))
-    assert all(end <= begin for (_, end), (begin, _) in pairwise(lines_in_use)), "no two copies overlap"
+    used = sorted(span for key in positions for span in spans(host.get(key)))
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(used)), "no two copies overlap"
     host.clear()
     assert arena.free_lines == 29
 

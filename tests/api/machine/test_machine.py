@@ -13,6 +13,7 @@ import torch
 from baton.api.config import Config
 from baton.api.machine.device import can_capture
 from baton.api.machine.doctor import doctor
+from baton.api.machine.environment import expand_segments
 from baton.api.machine.threads import SPINS, default_threads, spin_briefly
 from baton.api.wiring import bundled_model, load
 from baton.kernels.runtime.triton import computes_for
@@ -76,9 +77,16 @@ def test_a_short_spin_unless_the_user_says_how_to_wait() -> None:
         assert environment == (variables or {"GOMP_SPINCOUNT": SPINS})
 
 
+def test_segments_of_gpu_memory_grow_unless_the_user_says_how_to_allocate() -> None:
+    for variables in ({}, {"PYTORCH_ALLOC_CONF": "x"}, {"PYTORCH_CUDA_ALLOC_CONF": "x"}):
+        environment = dict(variables)
+        expand_segments(environment)
+        assert environment == (variables or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+
+
 def test_the_command_line_is_read_before_torch_is_imported() -> None:
     """Torch's OpenMP reads its spin count when torch is imported, so the count must be set before."""
-    code = "import sys, baton.api.cli; sys.exit('torch' in sys.modules)"
+    code = "import sys, baton.api.cli, baton.api.machine.environment; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
@@ -97,6 +105,7 @@ def test_the_doctor_reports_what_runs() -> None:
     assert "ready in" in found["native code"] and "GB/s" in found["memory"]
     assert f"GOMP_SPINCOUNT={SPINS}" in found["threads"]
     assert found["cache"] == os.environ["BATON_CACHE"]
+    assert found["gpu"] and found["triton"]
 
 
 def test_the_doctor_reports_what_is_missing(
