@@ -52,9 +52,10 @@ class HostStates:
         The cache counts a copy's bytes as free when it sends Drop, so this may happen for the time until Drop is
         carried out, if another thread allocates meanwhile.
         """
-        count, width, state = self._pools.pages_for(position), self._pools.blocks.shape[1], self._pools.slots.shape[1]
+        width, state = self._pools.blocks.shape[1], self._pools.slots.shape[1]
+        count = self._pools.pages_for(position) - first_page
         if self.arena is not None and (free := self.arena.take(self.arena.lines.count(count))) is not None:
-            return _in_lines(free, self.arena.lines, position, count)
+            return _in_lines(free, self.arena.lines, position, count, first_page)
         blocks = (self._buffer(count * width).view(count, width),) if count else ()
         return HostState(position, (self._buffer(state),), blocks, first_page)
 
@@ -120,7 +121,7 @@ def ordinary_memory(nbytes: int) -> Tensor:
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
-def _in_lines(memory: list[Tensor], lines: HostLines, position: int, pages: int) -> HostState:
+def _in_lines(memory: list[Tensor], lines: HostLines, position: int, pages: int, first_page: int) -> HostState:
     """Return a copy for a state and `pages` pages in lines of `memory`."""
     state = [line[: lines.state_bytes - at * lines.nbytes] for at, line in enumerate(memory[: lines.state])]
     blocks = [

@@ -106,10 +106,9 @@ def of_format(format: ResponseFormat | None, field: str) -> GrammarWriters:
     match format.type:
         case "text":
             return {}
-        case "json_schema" if format.json_schema is None:
-            raise errors.bad_request(f"{field}.json_schema is required", field, "missing_required_parameter")
         case "json_schema":
-            inner = format.json_schema
+            if (inner := format.json_schema) is None:
+                raise errors.bad_request(f"{field}.json_schema is required", field, "missing_required_parameter")
             return of_schema(format.type, inner.schema, inner.strict, field, f"{field}.json_schema.schema")
         case "regex":
             return of_regex(format.value, f"{field}.value")
