@@ -147,7 +147,7 @@ class NoTiers:
             case Unname() | Speeds():
                 pass
             case _:
-                raise TypeError(f"cache got {message!r}")
+                raise TypeError(f"there are no tiers, and {message!r} was received")
 
     def act(self) -> None:
         pass

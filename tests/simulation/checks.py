@@ -292,10 +292,13 @@ def check_end(simulation: "Simulation") -> None:
     assert not client.pausing, f"the pauses {client.pausing} were never answered"
     for exchange in client.exchanges:
         assert exchange.answers == 1, f"{exchange.request.id} was answered {exchange.answers} times"
-        if exchange.end == "error":
+        if exchange.end == "grammar":
             in_trouble = exchange.grammar is not None and exchange.grammar.fails(exchange.tokens)
-            alone = in_trouble or exchange.request.id in simulation.device.failed_alone
+            assert in_trouble, f"the grammar of {exchange.request.id} has not failed"
+        if exchange.end == "error":
+            alone = exchange.request.id in simulation.device.failed_alone
             assert alone, f"{exchange.request.id} never failed alone"
+        if exchange.end in ("error", "grammar"):
             assert "injected" in str(exchange.cause), f"{exchange.request.id} failed because of {exchange.cause}"
         check_answer(exchange, scenario)
         check_logprobs(exchange)
@@ -329,7 +332,8 @@ def check_answer(exchange: Exchange, scenario: Scenario) -> None:
         assert not (exchange.resubmitted and exchange.end in ("queue_full", "draining")), (
             f"{name} ended with {exchange.end}"
         )
-        assert refused or exchange.left or exchange.end == "error", f"{name} ended with {exchange.end}"
+        failed = exchange.end in ("error", "grammar")
+        assert refused or exchange.left or failed, f"{name} ended with {exchange.end}"
         assert exchange.end != "too_large" or not fits(exchange, scenario), f"{name} would fit"
         assert len(exchange.tokens) <= end and letters.startswith(exchange.text), f"{name} showed {exchange.text!r}"
     if exchange.late and not exchange.left and not exchange.resubmitted:

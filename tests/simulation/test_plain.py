@@ -53,15 +53,16 @@ def test_seeds_without_sessions_pass_with_a_plain_cache(
 ) -> None:
     monkeypatch.setattr(unit, "make_cache", plain(policy))
     monkeypatch.setattr(unit, "watch_losses", lambda tiers: None)
-    scenarios = [scenario for seed in range(first_seed, first_seed + 3 * SEEDS) if is_plain(scenario := draw(seed))]
+    seeds = range(first_seed, first_seed + 3 * SEEDS)
+    scenarios = [(seed, scenario) for seed in seeds if is_plain(scenario := draw(seed))]
     assert len(scenarios) > SEEDS // 2
     hits = evicted = 0
-    for scenario in scenarios[:SEEDS]:
+    for seed, scenario in scenarios[:SEEDS]:
         simulation = Simulation(scenario)
         try:
             simulation.run()
         except Exception as error:
-            error.add_note(f"seed {scenario.seed}")
+            error.add_note(f"seed {seed}")
             raise
         hits += simulation.counters["prefix_cache_hits"]
         evicted += simulation.counters["evicted_states"]

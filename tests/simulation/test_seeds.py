@@ -119,7 +119,7 @@ def test_every_fault_and_its_consequences_are_reached() -> None:
         *("no room", "no checkpoint slot", "flushes", "retracted", "rows_capacity", "replayed"),
         *("prefix_cache_hits", "evicted_states", "evicted_pages", "moved states", "page copies"),
         *("checkpoints_granted", "checkpoints_skipped"),
-        *("constrained stop", "constrained length", "constrained error"),
+        *("constrained stop", "constrained length", "constrained grammar"),
         *("paused", "pause in_place of requests", "pause retract of requests"),
     }
     assert expected <= reached.keys(), expected - reached.keys()

@@ -9,6 +9,7 @@ from baton.actors.cache.account import Account
 from baton.actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING, Cache
 from baton.actors.cache.allocator import Allocator
 from baton.actors.cache.below.assembly import make_cache
+from baton.actors.cache.below.host_and_disk import HostAndDisk
 from baton.actors.cache.below.state_copy import StateCopy
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.radix import Match, Node, path_to_root
@@ -100,7 +101,8 @@ class StingyCache(Cache):
         for parked in ready[:MAX_BLOCKED]:
             need = self.pages.cover(len(parked.acquire.tokens) // WIDTH + 1) + len(self.accounts)
             room = self.ledger.counts[Place.FREE] and self.pages.free >= need
-            waits = parked.awaits or self.tiers.imports.is_asking(parked)
+            is_asking = isinstance(self.tiers, HostAndDisk) and self.tiers.imports.is_asking(parked)
+            waits = parked.awaits or is_asking
             assert not room or waits, f"grant {parked.acquire.grant} waits, and there is room for it"
             if parked.overtaken >= MAX_OVERTAKING:
                 return
