@@ -2,12 +2,21 @@
 
 import asyncio
 import socket
+import time
+from collections.abc import Callable
 from typing import Any
 
 from baton.actors.peers.sockets import SocketMover
 from baton.actors.storage.host_memory import HostStates
 from baton.actors.storage.lines import HostLines
 from tests.actors.storage.host import arena_of, host_states
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_a_mover_keeps_no_host_memory_of_a_copy_that_it_has_delivered() -> None:
@@ -30,9 +39,7 @@ def test_a_mover_keeps_no_host_memory_of_a_copy_that_it_has_delivered() -> None:
         assert (ticket, error) == (1, "") and landing.state[0].unique().tolist() == [7]
         assert arena.free_lines == 1
         del landing
-        async with asyncio.timeout(10):
-            while arena.free_lines < 2:
-                await asyncio.sleep(0.001)
+        await asyncio.to_thread(wait_for, lambda: arena.free_lines == 2)
         fenced = [asyncio.Event(), asyncio.Event()]
         for mover, event in zip((here, there), fenced, strict=True):
             mover.close(event.set)
