@@ -75,6 +75,7 @@ class SocketMover:
             except (OSError, EOFError, RuntimeError) as failure:
                 landing, error = None, str(failure) or type(failure).__name__
             self._loop.call_soon_threadsafe(self._report, ticket, landing, error)
+            del landing  # A copy's host memory is free when its last reference is gone: keep none while waiting.
 
     def _report(self, ticket: int, landing: Landing | None, error: str) -> None:
         if not self._closed:

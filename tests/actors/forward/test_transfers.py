@@ -106,6 +106,22 @@ def test_a_copy_in_lines_fills_pages_from_any_page_on(first_page: int) -> None:
         assert found == [[7], *([51 + at] if at < first_page else [8 + at] for at in range(3))]
 
 
+@pytest.mark.parametrize("in_lines", [False, True])
+def test_a_copy_without_its_first_pages_fills_the_pages_after_them(in_lines: bool) -> None:
+    with LateDevice(3) as late:
+        bench = Bench(late, lines=6 * in_lines, state=300)
+        copy = bench.host.room(8, first_page=1)
+        for at, part in enumerate(copy.blocks[0].split(1) if not in_lines else copy.blocks):
+            part.fill_(20 + at)
+        for part in copy.state:
+            part.fill_(7)
+        bench.host.put(5, copy)
+        bench.write(3, [1, 3, 5, 0], 50)
+        bench.transfers.fill(10, 5, 3, [5, 0], 2).collect()
+        found = [late.read(tensor).unique().tolist() for tensor in bench.contents(3, [1, 3, 5, 0])]
+        assert found == [[7], [51], [52], [21], [22]]
+
+
 def test_copies_lock_no_memory_while_the_device_computes() -> None:
     """A state of more than a mebibyte would be a fault of the late device if its memory were locked for each copy."""
     state = 3 * 2**20

@@ -24,7 +24,7 @@ MODEL: Any = HashModel(vocab_size=61, chunk_size=8, max_position=1024)
 def relay(restarts: int = 3, **more: Any) -> Relay:
     """Return a relay that is not running yet."""
     api: Any = type("Api", (), {"act": lambda self: None, "receive": lambda self, message: None})()
-    device: Any = type("Device", (), {"drop_all": lambda self: None})()
+    device: Any = type("Device", (), {"drop_all": lambda self: None, "enter_thread": lambda self: None})()
     config = RelayConfig(4, 0, Limits(), restarts=restarts)
     return Relay(config, device, Letters(), lambda send: api, **more)
 
