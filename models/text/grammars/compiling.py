@@ -6,13 +6,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from math import inf, prod
 from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from baton.models.text.grammars.checking import Checker
-from baton.models.text.grammars.errors import GrammarError
+from baton.models.text.grammars.errors import GrammarError, TooManyItems
 from baton.models.text.grammars.matcher import GrammarMatcher
 from baton.models.text.grammars.matching import MOST_AT_ONCE, CopiedMatcher, ModelTokens, check
 
@@ -117,8 +118,8 @@ class CompiledGrammar:
     def __init__(self, matcher: LLMatcher, tokens: ModelTokens) -> None:
         self._matcher, self._tokens = matcher, tokens
         self.usable = True
-        """False after a copy has failed. Copies share the states of the lexer, so one that uses up their number makes
-        all others fail, even at the beginning of an output."""
+        """False after the lexer has failed. Copies share its states, so that a copy that uses up their number makes all
+        others fail, even at the beginning of an output."""
 
     def matcher(self, allowance: float = MOST_AT_ONCE) -> CopiedMatcher:
         return CopiedMatcher(self._matcher.deep_copy(), self._tokens, self._fail, allowance)
@@ -139,7 +140,8 @@ class CompiledGrammar:
             raise GrammarError("it is too complex: its masks take too long")
         for number in range(TRIALS):
             if time.thread_time() - before < MOST_FOR_TRIALS:
-                self._try_output(random.Random(number))
+                with suppress(TooManyItems):  # The draws are at random, so the model's output may never come there.
+                    self._try_output(random.Random(number))
 
     def _try_output(self, rng: random.Random) -> None:
         """Follow the grammar for a few tokens, which are drawn. Raises GrammarError if that fails."""

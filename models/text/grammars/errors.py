@@ -7,3 +7,7 @@ class GrammarError(Exception):
 
 class ForbiddenToken(GrammarError):
     """A token that the grammar does not allow was drawn: an error of the server, not of the grammar."""
+
+
+class TooManyItems(GrammarError):
+    """A point of an output at which the parser would have too much to do. Other outputs need not reach it."""

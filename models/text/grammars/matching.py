@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLTokenizer
 
-from baton.models.text.grammars.errors import ForbiddenToken, GrammarError
+from baton.models.text.grammars.errors import ForbiddenToken, GrammarError, TooManyItems
 from baton.models.text.grammars.explaining import explained
 
 # CPU seconds that an output's matcher may use: an allowance at the start, and an addition for each token.
@@ -15,7 +15,8 @@ MOST_AT_ONCE, MOST_PER_TOKEN = 0.25, 0.002
 # Tokens of white space in a row, after which another token follows if the grammar allows one. Texts inside strings and
 # thoughts, and clients' own grammars, have no other limit of white space, and some models would write it without end.
 MOST_SPACES = 64
-FORBIDDEN = "doesn't satisfy the grammar"
+# Parts of llguidance's messages: for a token that is not allowed, for an error of the lexer, for one of the parser.
+FORBIDDEN, LEXER, ITEMS = "doesn't satisfy the grammar", "lexer error", " items"
 SHOWN_TOKENS, SHOWN_CHARACTERS = 40, 60
 
 
@@ -32,13 +33,17 @@ class ModelTokens:
 class CopiedMatcher:
     """A GrammarMatcher that may use `allowance` CPU seconds, and MOST_PER_TOKEN more for each token.
 
-    on_error: called when llguidance reports an error other than that of a forbidden token.
+    on_lexer_error: called when the lexer fails, whose states all copies of a matcher share.
     """
 
     def __init__(
-        self, matcher: LLMatcher, tokens: ModelTokens, on_error: Callable[[], None], allowance: float = MOST_AT_ONCE
+        self,
+        matcher: LLMatcher,
+        tokens: ModelTokens,
+        on_lexer_error: Callable[[], None],
+        allowance: float = MOST_AT_ONCE,
     ) -> None:
-        self._matcher, self._tokens, self._on_error, self._allowance = matcher, tokens, on_error, allowance
+        self._matcher, self._tokens, self._on_lexer_error, self._allowance = matcher, tokens, on_lexer_error, allowance
         self._latest = deque[int](maxlen=SHOWN_TOKENS)
         self._spaces = 0  # how many of the latest tokens, in a row, are white space
 
@@ -78,8 +83,10 @@ class CopiedMatcher:
     def _check(self) -> None:
         """Raise GrammarError if the matcher reports an error."""
         if self._matcher.is_error():
-            self._on_error()
-            raise self._error(explained(self._matcher.get_error()))
+            message = self._matcher.get_error()
+            if LEXER in message:
+                self._on_lexer_error()
+            raise self._error(explained(message), TooManyItems if ITEMS in message else GrammarError)
 
     def _pay(self, began: float, allowed: float) -> None:
         """Charge the CPU time since `began` to the allowance, after adding `allowed` to it."""
@@ -87,10 +94,10 @@ class CopiedMatcher:
         if self._allowance < 0:
             raise self._error("the grammar is too complex: its masks take too long")
 
-    def _error(self, problem: str) -> GrammarError:
+    def _error(self, problem: str, kind: type[GrammarError] = GrammarError) -> GrammarError:
         """Return the error that a problem is at this point of the output."""
         text = self._tokens.tokenizer.decode_str([*self._latest])[-SHOWN_CHARACTERS:]
-        return GrammarError(f"after {text!r}: {problem}" if self._latest else f"at the beginning: {problem}")
+        return kind(f"after {text!r}: {problem}" if self._latest else f"at the beginning: {problem}")
 
 
 def check(matcher: LLMatcher) -> None:

@@ -162,6 +162,16 @@ async def test_a_failed_row_is_an_internal_error_that_names_the_cause() -> None:
     assert caught.value.status == 500
 
 
+async def test_an_output_that_cannot_follow_its_grammar_is_an_error_of_the_client() -> None:
+    post = Post()
+    with post.gateway.submit([request("a"), request("b")]) as generation:
+        post.gateway.receive(Delta([Output("a", "", b"", 3, 0, "grammar", "after 'x': nothing can follow there")]))
+        with pytest.raises(ApiError, match="after 'x': nothing can follow") as caught:
+            await generation.next()
+        assert [message for _, message in post.sent if isinstance(message, Abort)] == [Abort("b", "aborted")]
+    assert (caught.value.status, caught.value.code) == (400, "grammar_dead_end")
+
+
 async def test_a_restart_resubmits_open_requests_with_their_delivered_tokens() -> None:
     post = Post()
     gateway = post.gateway

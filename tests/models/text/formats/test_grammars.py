@@ -5,12 +5,13 @@ import random
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from baton.models.text.formats.content import ToolFormat
-from baton.models.text.formats.grammars import CallableTool, WantedCalls, output_grammar
+from baton.models.text.formats.grammars import CallableTool, WantedCalls, arguments_grammar, output_grammar
 from baton.models.text.formats.picking import TOOL_FORMATS
 from baton.models.text.formats.thinking import THINK, ReasoningFormat
 from baton.models.text.grammars import writing
@@ -279,3 +280,30 @@ def test_odd_schemas_make_grammars(name: str) -> None:
         tools = [CallableTool("a", {"properties": odd, "required": ["c", "zz"]})]
         wrong = LLMatcher.validate_grammar(grammar_of(TOOL_FORMATS[name], ADDED, required, tools=tools))
         assert not wrong.startswith("ERROR") and "error" not in wrong.lower(), wrong
+
+
+TREE = {
+    "type": "object",
+    "properties": {
+        "v": {"type": "integer", "minimum": 0, "maximum": 9},
+        "left": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        "rows": {"type": "array", "items": {"$ref": "#/properties/v"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["rows"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_references_of_a_parameter_begin_at_the_whole_schema(name: str) -> None:
+    format, rng = TOOL_FORMATS[name], random.Random(3)
+    grammar = grammar_of(format, (), reasoning=None, parallel=False, tools=[CallableTool("t", TREE)])
+    for _ in range(5):
+        [(_, arguments, whole)] = calls_of(parse([drawn(grammar, (), rng)], format, {"t": TREE}))
+        assert whole
+        jsonschema.validate(json.loads(arguments), TREE)
+
+
+def test_a_grammar_of_arguments_alone_is_that_of_the_whole() -> None:
+    tool = CallableTool("pick", SCHEMAS["pick"])
+    assert accepted(arguments_grammar(tool), (), PICKED) and not accepted(arguments_grammar(tool), (), '{"of": "a"}')

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.models.text.grammars import lark
-from baton.models.text.grammars.errors import ForbiddenToken, GrammarError
+from baton.models.text.grammars.errors import ForbiddenToken, GrammarError, TooManyItems
 from baton.models.text.grammars.matcher import GrammarMatcher
 from baton.models.text.grammars.schemas import dead_end_in, parts_of
 from baton.models.text.grammars.writing import grammar, json_schema, regex
@@ -203,6 +203,18 @@ def test_an_output_that_fails_spoils_no_later_one() -> None:
         with pytest.raises(GrammarError, match="after 'aaaa"):
             follow(first, "a" * 200)
     follow(GRAMMARS.compile(regex(LATE)).matcher(), "a" * 100)
+
+
+def test_a_place_with_too_many_alternatives_harms_only_outputs_that_come_there() -> None:
+    rules = [f'r{index}: "k{index}" r{index}?' for index in range(1100)]
+    choice = " | ".join(f"r{index}" for index in range(1100))
+    text = grammar("\n".join([f'start: /[0-9]{{2}}/ ("no" | ":" (":" ({choice}) | "x"))', *rules]))
+    grammars = TEXT.grammars(TEXT.vocab_size)
+    compiled = grammars.compile(text)
+    with pytest.raises(TooManyItems, match=r"after .00:.*more continuations"):
+        follow(compiled.matcher(), "00::k")
+    assert grammars.compile(text) is compiled
+    follow(compiled.matcher(), "00:x")
 
 
 def test_long_strings_of_limited_length_can_be_written() -> None:
