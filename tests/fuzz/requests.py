@@ -77,6 +77,7 @@ ENDPOINTS = (
     Endpoint("DELETE", "/v1/conversations/{conversation}/items/{item}"),
     Endpoint("GET", "/v1/chat/completions/{completion}"),
     Endpoint("GET", "/v1/chat/completions/{completion}/messages"),
+    Endpoint("GET", "/debug/peers"),
     Endpoint("GET", "/debug/slots", query=("session",)),
     Endpoint("GET", "/debug/tree"),
     Endpoint("GET", "/v1/models/{model}"),
