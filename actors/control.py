@@ -126,7 +126,7 @@ class Restarted(Struct, tag=True, array_like=True):
 class Offered(Struct, tag=True, array_like=True):
     """peers → cache: a peer lends a copy of the state at the end of these tokens. The cache then pulls or cancels."""
 
-    ticket: int  # from `Peers.ask`; a new ticket if the state was not asked for here
+    ticket: int  # from `Peers.ask`
     salt: str
     tokens: Tokens
     first_page: int  # the copy has no KV of the pages before this one

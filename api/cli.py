@@ -52,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = configuration.load(options)
         config.accepted_keys()
+        if config.peer or config.peer_listen is not None:
+            from baton.api.peering.options import read_key
+
+            read_key(config)
     except ConfigError as error:
         print(f"baton: {error}", file=sys.stderr)
         return 2

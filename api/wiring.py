@@ -100,7 +100,10 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
     served = ServedModel(text, model.vocab_size, max_model_len, info, formats, grammars, sizes.max_running)
     peering = None
     if config.peer or config.peer_listen is not None:
-        peering = Peering(config, name_states(config, model, path), sizes, tiers.host, served)
+        try:
+            peering = Peering(config, name_states(config, model, path), sizes, tiers.host, served)
+        except OSError as error:
+            raise StartError(f"cannot listen for peers on {config.peer_listen}: {error.strerror or error}") from error
     return LoadedModel(
         served,
         [f"weights of {weight_bytes(model) / 2**20:.1f} MiB (quantize: {config.quantize})", *notes(sizes, batch)],

@@ -176,7 +176,7 @@ async def _connected(address: str) -> socket.socket:
     loop = asyncio.get_running_loop()
     if not isinstance(where, str):
         found = await loop.getaddrinfo(*where, family=family, type=socket.SOCK_STREAM)
-        where = found[0][4][:2]  # type: ignore[assignment]
+        where = str(found[0][4][0]), where[1]
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:

@@ -138,13 +138,6 @@ class PeerEngines:
         else:
             link.pull(ticket, key)
 
-    def fetch(self, link: Link, salt: str, tokens: Tokens, least: int = 1) -> int:
-        """Ask a peer for a state that it has, for no request of this engine; return the ticket."""
-        ticket = next(self._numbers)
-        self._asked[ticket] = link
-        link.fetch(ticket, salt, tokens, least)
-        return ticket
-
     def _link_of_hint(self, query: StateQuery) -> Link | None:
         """Return the link to the peer that has the state, if moving the state is quicker than computing it here."""
         assert query.hint is not None

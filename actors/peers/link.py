@@ -24,7 +24,7 @@ from baton.actors.peers.frames import (
 )
 from baton.actors.peers.mover import Landing, Mover
 from baton.actors.storage.peers import StateQuery
-from baton.actors.tokens import Tokens, count, cut
+from baton.actors.tokens import WIDTH, Tokens, count, cut
 
 BEAT_SECONDS = 0.5  # a side sends a Beat this often
 DEAD_SECONDS = 2.0  # a peer that has been silent for this long is dead
@@ -267,7 +267,8 @@ class Link:
             return  # It was cancelled, and the source will receive that.
         if found.stage is not Stage.ASKED:
             raise ProtocolError(f"Rows for ticket {rows.ticket}, which is {found.stage.name}")
-        if not max(found.least, 1) <= rows.position <= count(found.tokens) or rows.first_page > found.first_page:
+        fits = max(found.least, 1) <= rows.position <= count(found.tokens)
+        if not fits or not 0 <= rows.first_page <= found.first_page:
             raise ProtocolError(f"{rows} is not what was asked for")
         found.stage, found.where, found.position = Stage.OFFERED, rows.where, rows.position
         found.first_page = rows.first_page
@@ -300,7 +301,7 @@ class Link:
             self._owner.landed(self, found.key, landing, error, self.now - found.began, found.first_page)
 
     def _new_loan(self, ticket: int, salt: str, tokens: Tokens, least: int, first_page: int) -> PeerLoan:
-        if ticket in self.loans or not 0 < least <= count(tokens) or first_page < 0:
+        if ticket in self.loans or len(tokens) % WIDTH or not 0 < least <= count(tokens) or first_page < 0:
             raise ProtocolError(f"a request under ticket {ticket} that does not fit")
         loan = PeerLoan(self._owner.new_loan(self, ticket), salt, tokens, least, first_page, Stage.LENDING)
         self.loans[ticket] = loan

@@ -65,7 +65,12 @@ class PeerNode:
         try:
             async with anyio.create_task_group() as tasks:
                 while True:
-                    sock, _ = await loop.sock_accept(listening)
+                    try:
+                        sock, _ = await loop.sock_accept(listening)
+                    except OSError as error:  # Descriptors are exhausted: peers connect again later.
+                        self._log.warning("no peer can be accepted", error=str(error))
+                        await asyncio.sleep(FIRST_PAUSE_S)
+                        continue
                     if self._strangers >= MOST_STRANGERS:
                         sock.close()
                     else:
@@ -134,22 +139,21 @@ class PeerNode:
         token = secrets.token_bytes(TOKEN_BYTES)
         loop = asyncio.get_running_loop()
         expected = self._expected[token] = Expected(loop.create_future(), loop.create_future())
-        sockets: list[socket.socket] = []
         try:
             await main.send(encode(msgspec.structs.replace(self._engines.hello, token=token)))
             theirs = await self._their_hello(main)
             async with asyncio.timeout(channels.HANDSHAKE_SECONDS):
-                sockets += [await expected.read, await expected.serve]
-            reads, serves = sockets
-            sockets.clear()
-            await self._run(main, theirs, reads, serves)
+                await asyncio.wait((expected.read, expected.serve))
+            del self._expected[token]
+            await self._run(main, theirs, expected.read.result(), expected.serve.result())
         except (ChannelError, TimeoutError, PeerRefused) as error:
             self._log.warning("a peer was refused", error=str(error) or type(error).__name__)
         finally:
-            del self._expected[token]
             main.close()
-            for sock in sockets:
-                sock.close()
+            if self._expected.pop(token, None) is not None:
+                for future in (expected.read, expected.serve):
+                    if future.done():
+                        future.result().close()
 
     # Both sides
 
@@ -176,6 +180,9 @@ class PeerNode:
             await self._carry(main, link, wire)
         except (ChannelError, ProtocolError) as error:
             why = str(error)
+        except Exception:
+            why = "an internal error"
+            self._log.exception("a link has failed", link=name)
         finally:
             self._engines.remove(link, why)
             self._log.info("peer lost", link=name, reason=why)

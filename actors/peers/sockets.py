@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
 from torch import Tensor
 
@@ -31,12 +32,10 @@ class SocketMover:
         self._lent: dict[int, tuple[int, int]] = {}  # key and first page, by ticket
         self._pulls: SimpleQueue[tuple[int, int, int] | None] = SimpleQueue()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=work, name=name, daemon=True)
-            for work, name in ((self._read_all, "peer reads"), (self._serve_all, "peer serves"))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._reader = threading.Thread(target=self._read_all, name="peer reads", daemon=True)
+        self._server = threading.Thread(target=self._serve_all, name="peer serves", daemon=True)
+        self._reader.start()
+        self._server.start()
 
     def lend(self, ticket: int, key: int, first_page: int) -> bytes:
         self._lent[ticket] = key, first_page
@@ -49,7 +48,7 @@ class SocketMover:
         self._pulls.put((ticket, position, first_page))
 
     def close(self, fenced: Callable[[], None]) -> None:
-        """End both threads. They write to no landing memory once they have ended."""
+        """End both threads. `fenced` waits only for the one that reads: the other writes to no landing memory."""
         self._closed = True
         self._lent.clear()
         for sock in (self._reads, self._serves):
@@ -59,11 +58,16 @@ class SocketMover:
         threading.Thread(target=self._join, args=(fenced,), name="peer fence", daemon=True).start()
 
     def _join(self, fenced: Callable[[], None]) -> None:
-        for thread in self._threads:
-            thread.join()
+        self._reader.join()
         self._reads.close()
+        self._post(fenced)
+        self._server.join()
         self._serves.close()
-        self._loop.call_soon_threadsafe(fenced)
+
+    def _post(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call a function on the event loop, unless the loop has ended, with which the process ends too."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *arguments)
 
     # On the thread that reads
 
@@ -74,7 +78,7 @@ class SocketMover:
                 landing, error = self._read(ticket, position, first_page), ""
             except (OSError, EOFError, RuntimeError) as failure:
                 landing, error = None, str(failure) or type(failure).__name__
-            self._loop.call_soon_threadsafe(self._report, ticket, landing, error)
+            self._post(self._report, ticket, landing, error)
             del landing  # A copy's host memory is free when its last reference is gone: keep none while waiting.
 
     def _report(self, ticket: int, landing: Landing | None, error: str) -> None:

@@ -1,9 +1,7 @@
 """The links of a server to its peers, from the options to the tasks that keep them."""
 
-import ipaddress
 import secrets
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import anyio
@@ -15,12 +13,11 @@ from baton.actors.peers.node import PeerNode
 from baton.actors.peers.sockets import NAME, SocketMover
 from baton.actors.runtime.sizing import PoolSizes
 from baton.actors.storage.host_memory import HostStates
-from baton.api.config import Config, ConfigError
+from baton.api.config import Config
 from baton.api.generation.gateway import Gateway
 from baton.api.generation.served_model import ServedModel
+from baton.api.peering.options import read_key
 from baton.api.peering.requests import PeerRequests
-
-LEAST_KEY = 16  # bytes
 
 
 class RingLoad(Protocol):
@@ -50,8 +47,12 @@ class Peering:
         host: HostStates,
         served: ServedModel,
     ) -> None:
-        """model: fingerprint of the weights and of the layout of states. Raises ConfigError for invalid options."""
+        """model: fingerprint of the weights and of the layout of states.
+
+        Raises ConfigError for invalid options, and OSError if the address of --peer-listen cannot be had.
+        """
         self._config, self._host, self._served, self._key = config, host, served, read_key(config)
+        self._listening = channels.listen(config.peer_listen) if config.peer_listen is not None else None
         self._hello = Hello(
             VERSION,
             config.engine_name or f"{config.host}:{config.port}",
@@ -80,8 +81,8 @@ class Peering:
         """Listen for peers and stay connected to the configured ones, until cancelled."""
         node = PeerNode(self._engines, partial(SocketMover, self._host), self._key)
         async with anyio.create_task_group() as tasks:
-            if self._config.peer_listen is not None:
-                tasks.start_soon(node.serve, channels.listen(self._config.peer_listen))
+            if self._listening is not None:
+                tasks.start_soon(node.serve, self._listening)
             for address in self._config.peer:
                 tasks.start_soon(node.keep_connected, address)
 
@@ -91,34 +92,3 @@ class Peering:
 
     def _trace_of(self, grant: int) -> str:
         return self._ring.trace_of(grant)
-
-
-def read_key(config: Config) -> bytes:
-    """Return the key of --peer-key-file; without one, b"".
-
-    Raises ConfigError if the file is unreadable or its key too short, if an address is none, or if the server would
-    listen beyond loopback without a key.
-    """
-    for option, address in (("--peer-listen", config.peer_listen), *(("--peer", peer) for peer in config.peer)):
-        try:
-            where = channels.parsed(address)[1] if address is not None else ""
-        except ValueError as error:
-            raise ConfigError(f"{option}: {error}") from None
-        if config.peer_key_file is None and not isinstance(where, str) and not is_loopback(where[0]):
-            raise ConfigError(f"{option}: {address} is not a loopback address, which needs --peer-key-file")
-    if config.peer_key_file is None:
-        return b""
-    try:
-        key = Path(config.peer_key_file).read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"--peer-key-file: {error}") from None
-    if len(key) < LEAST_KEY:
-        raise ConfigError(f"--peer-key-file: {config.peer_key_file} holds fewer than {LEAST_KEY} bytes")
-    return key
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

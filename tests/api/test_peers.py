@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from baton.api.cli import main
 from tests.api.server_process import SERVE, ServerProcess
 
 SMALL = ("--memory", "64M", "--host-memory", "32M")
@@ -122,7 +123,17 @@ def test_a_stranger_learns_sixteen_random_bytes(engines: tuple[ServerProcess, Se
         (("--peer", "127.0.0.1:9000", "--peer-key-file", "/no/such/file"), "No such file"),
     ],
 )
-def test_options_that_cannot_be_are_refused_at_the_start(options: tuple[str, ...], complaint: str) -> None:
-    with ServerProcess((*SERVE, *SMALL, *options), wait_ready=False, exit_code=1) as server:
+def test_options_that_cannot_be_are_refused_at_the_start(
+    options: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *options]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_an_address_that_is_taken_is_named_at_the_start(
+    engines: tuple[ServerProcess, ServerProcess], address: str
+) -> None:
+    with ServerProcess((*SERVE, *SMALL, "--peer-listen", address), wait_ready=False, exit_code=1) as server:
         assert server.wait() == 1
-    assert complaint in "".join(server.output)
+    output = "".join(server.output)
+    assert f"cannot listen for peers on {address}: Address already in use" in output and "Traceback" not in output

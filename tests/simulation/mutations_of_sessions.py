@@ -205,7 +205,7 @@ def fork_removes_other_names(patch: Patch) -> None:
 
 
 def name_not_answered(patch: Patch) -> None:
-    """Planted bug: a `Name` that finds a copy on its way to host memory gets no answer, only the copy's arrival."""
+    """Planted bug: a `Name` that finds a copy in transit to host memory gets no answer, only the copy's arrival."""
     original = Names.report
 
     def report(self: Names, session: str, ticket: int = 0) -> None:

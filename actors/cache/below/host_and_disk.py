@@ -90,7 +90,7 @@ class HostAndDisk:
         )
         self._arrivals = Arrivals(self.store, ranking)
         self.imports = Imports(peers, self.store, ranking, self._arrivals, worth_asking)
-        self.lending = Lending(peers, self.store)
+        self.lending = Lending(peers, self.store, tree, ledger, lambda node: self.demote(node, may_lose=False))
         # The state for whose copy `keep_slots_free` found no host memory, and the clock's value then. The state is not
         # tried again until the clock has advanced.
         self._refused: tuple[Node[Lease], int] | None = None
@@ -364,7 +364,7 @@ class HostAndDisk:
             case Suspend():
                 return self._suspend(command)
             case Lend():
-                return self._lend(command)
+                return self.lending.carry_out(command, may_wait=self._under_way, draining=self._draining)
         return None
 
     def _name(self, name: Name) -> None:
@@ -407,35 +407,6 @@ class HostAndDisk:
             return stored
         self.store.drop_host(stored)
         return self._answer(suspend, "disk", stored.end)
-
-    def _lend(self, lend: Lend) -> Hashable | None:
-        """Lend a copy of the deepest state on the path of the command's tokens; move the state to host memory first.
-
-        Return the key to wait under if the next move is not possible yet; `_lend` is called again afterwards.
-        """
-        if self._draining:
-            self.lending.refuse(lend, "draining")
-            return None
-        end = count(lend.tokens)
-        pool = self._tree.deepest(lend.salt, lend.tokens, end)
-        stored = self.store.match(lend.salt, lend.tokens, end)
-        has_room = True
-        if pool is not None and pool.end >= lend.least and (stored is None or stored.end < pool.end):
-            if self._ledger.loans(_state(pool)):
-                return pool
-            has_room = self.demote(pool, may_lose=False)
-            stored = self.store.match(lend.salt, lend.tokens, end) if has_room else None
-        elif stored is not None and stored.end >= lend.least and copy_of(stored).host is Presence.ABSENT:
-            has_room = self.store.load(stored)
-        if not has_room and self._under_way:
-            return Awaited.ROOM
-        if has_room and stored is not None and copy_of(stored).host is Presence.COMING:
-            return stored
-        if not has_room or stored is None or stored.end < lend.least:
-            self.lending.refuse(lend, "no such state" if has_room else "no room in host memory")
-        else:
-            self.lending.lend(lend, stored)
-        return None
 
     def _answer(self, suspend: Suspend, tier: Tier, position: int) -> Hashable | None:
         """Answer a Suspend; return None, because the command has nothing left to wait for."""

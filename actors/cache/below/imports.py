@@ -1,4 +1,4 @@
-"""States that peers are asked for, and the copies of them that are on their way here."""
+"""States that peers are asked for, and copies of such states in transit to host memory."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -99,6 +99,8 @@ class Imports:
     def offered(self, offered: Offered) -> None:
         """Read an offered copy into host memory if there is room and nothing like it; otherwise give it up."""
         waiting = self._end(offered.ticket)
+        if not waiting:
+            return  # It was cancelled while the offer was on its way.
         place = self._store.reserve_import(offered.salt, offered.tokens, offered.first_page)
         if place is None:
             self._peers.cancel(offered.ticket)

@@ -100,7 +100,7 @@ class Names:
             self.report(session)
 
     def report(self, session: str, ticket: int = 0) -> None:
-        """Send Kept with the tier of a session's state. A copy on its way to host memory is reported on arrival.
+        """Send Kept with the tier of a session's state. A copy in transit to host memory is reported when it arrives.
 
         ticket: the ticket of the Name that this answers. The answer does not wait for the copy's arrival.
         """

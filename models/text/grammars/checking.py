@@ -80,11 +80,7 @@ class Checker:
             raise GrammarError(problem)
         for path in wide_parts(parts):
             if problem := self._problem_of(schema, path):
-                optional, alternatives = optional_in(parts[path]), alternatives_in(parts[path])
-                count = (
-                    f"{optional} optional properties" if optional >= alternatives else f"{alternatives} alternatives"
-                )
-                raise GrammarError(f"{shown(path)} has {count}: {problem}")
+                raise GrammarError(f"{shown(path)} has {size_of(parts[path])}: {problem}")
 
     def _problem_of(self, schema: Mapping[str, Any], path: str) -> str:
         """Return why the parser fails at the beginning of a part's values; "" if it does not fail."""

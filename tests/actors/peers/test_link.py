@@ -4,7 +4,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from unittest import mock
 
+import msgspec
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from baton.actors.peers.frames import (
     VERSION,
@@ -23,7 +25,7 @@ from baton.actors.peers.frames import (
     disagreement,
     encode,
 )
-from baton.actors.peers.link import Link, ProtocolError
+from baton.actors.peers.link import Link, ProtocolError, Stage
 from baton.actors.storage.peers import StateQuery
 from baton.actors.tokens import Tokens, pack
 from tests.simulation.mutations_of_peers import landing_buffer_reused_before_the_fence
@@ -204,9 +206,13 @@ def test_the_end_of_the_link_ends_every_loan_once(bench: Bench) -> None:
         Rows(1, 0, 0, b""),
         Rows(1, 39, 0, b""),
         Rows(1, 40, 1, b""),
+        Rows(1, 40, -1, b""),
         Fetch(2, "", TOKENS, 41, 0),
         Fetch(2, "", TOKENS, 0, 0),
         Fetch(2, "", TOKENS, 1, -1),
+        Fetch(2, "", TOKENS + b"x", 1, 0),
+        Compute(2, "", b"", 0, 0, 0, ""),
+        Compute(2, "", TOKENS[:-1], 0, 0, 0, ""),
         HELLO,
     ],
 )
@@ -234,3 +240,32 @@ def test_every_frame_survives_the_wire() -> None:
         assert decode(encode(frame)) == frame
     for frame in (Declined(1, "no"), Taken(1), Released(1), Gone(1, "why"), CancelTicket(1)):
         assert decode(encode(frame)) == frame
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_no_sequence_of_frames_does_more_than_end_the_connection(data: st.DataObject) -> None:
+    """Frames of every kind with small random fields raise nothing but ProtocolError, and the end leaves nothing."""
+    bench, number = Bench(), st.integers(-1, 3)
+    fields = {
+        int: number,
+        str: st.sampled_from(["", "a"]),
+        bytes: st.sampled_from([b"", TOKENS[:7], TOKENS[:8], TOKENS]),
+    }
+    kinds = (Rows, Declined, Taken, Released, Gone, CancelTicket, Compute, Fetch, Beat)
+    for ticket in range(2):
+        bench.link.ask(ticket, ASKED, "")
+    for _ in range(data.draw(st.integers(1, 12))):
+        kind = data.draw(st.sampled_from(kinds))
+        types = [fields.get(field.type, st.just(0.0)) for field in msgspec.structs.fields(kind)]
+        try:
+            bench.link.receive(kind(*map(data.draw, types)))
+        except ProtocolError:
+            break
+        for ticket, found in list(bench.link.imports.items()):
+            if found.stage is Stage.OFFERED:
+                bench.link.pull(ticket, ticket)
+    bench.link.end("the connection has ended")
+    if bench.fenced is not None:
+        bench.fenced()
+    assert not bench.link.imports and not bench.link.loans

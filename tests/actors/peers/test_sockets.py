@@ -47,3 +47,23 @@ def test_a_mover_keeps_no_host_memory_of_a_copy_that_it_has_delivered() -> None:
             await event.wait()
 
     asyncio.run(scenario())
+
+
+def test_the_fence_does_not_wait_for_a_copy_that_the_peer_wants() -> None:
+    """A thread that serves may wait for its device for a minute; the promise is that a lost peer costs two seconds."""
+
+    async def scenario() -> None:
+        host = host_states(64)
+        (reads, serves), (back, forth) = socket.socketpair(), socket.socketpair()
+        mover = SocketMover(host, reads, back, lambda *pulled: None)
+        mover.lend(1, 3, 0)  # The device never makes the copy 3.
+        forth.sendall((1).to_bytes(8, "big"))
+        await asyncio.sleep(0.05)
+        fenced = asyncio.Event()
+        mover.close(fenced.set)
+        await asyncio.wait_for(fenced.wait(), 5)
+        host.complete()  # the thread that serves ends too
+        serves.close()
+        forth.close()
+
+    asyncio.run(scenario())

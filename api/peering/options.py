@@ -1,0 +1,40 @@
+"""Checks of the options for peers."""
+
+import ipaddress
+from pathlib import Path
+
+from baton.actors.peers.channel import parsed
+from baton.api.config import Config, ConfigError
+
+LEAST_KEY = 16  # bytes
+
+
+def read_key(config: Config) -> bytes:
+    """Return the key of --peer-key-file; without one, b"".
+
+    Raises ConfigError if the file is unreadable or its key too short, if an address is none, or if the server would
+    listen beyond loopback without a key.
+    """
+    for option, address in (("--peer-listen", config.peer_listen), *(("--peer", peer) for peer in config.peer)):
+        try:
+            where = parsed(address)[1] if address is not None else ""
+        except ValueError as error:
+            raise ConfigError(f"{option}: {error}") from None
+        if config.peer_key_file is None and not isinstance(where, str) and not is_loopback(where[0]):
+            raise ConfigError(f"{option}: {address} is not a loopback address, which needs --peer-key-file")
+    if config.peer_key_file is None:
+        return b""
+    try:
+        key = Path(config.peer_key_file).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"--peer-key-file: {error}") from None
+    if len(key) < LEAST_KEY:
+        raise ConfigError(f"--peer-key-file: {config.peer_key_file} holds fewer than {LEAST_KEY} bytes")
+    return key
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,152 @@
+"""Connections to peers: the key, failures while a link is made, and failures of a link."""
+
+import asyncio
+import errno
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.actors.peers import channel as channels
+from baton.actors.peers.channel import ChannelError, listen
+from baton.actors.peers.engines import PeerEngines
+from baton.actors.peers.frames import VERSION, Beat, Compute, Hello, encode
+from baton.actors.peers.link import Link
+from baton.actors.peers.node import PeerNode
+
+KEY = b"a key of more than sixteen bytes"
+
+
+class NoComputing:
+    def begin(self, loan: int, frame: Compute, link: str) -> str:
+        return "this engine computes nothing"
+
+    def stop(self, loan: int) -> None:
+        raise AssertionError("nothing was begun")
+
+
+class NoMover:
+    """A mover of links over which nothing is read."""
+
+    def __init__(self, reads: socket.socket, serves: socket.socket) -> None:
+        self._sockets = reads, serves
+
+    def close(self, fenced: Callable[[], None]) -> None:
+        for sock in self._sockets:
+            sock.close()
+        fenced()
+
+
+def node(name: str, key: bytes = KEY) -> tuple[PeerEngines, PeerNode]:
+    hello = Hello(VERSION, name, f"boot of {name}", "both", "model", 16, 100, 10, "none")
+    engines = PeerEngines(hello, {}, NoComputing(), Beat)  # type: ignore[arg-type]
+    return engines, PeerNode(engines, lambda reads, serves, pulled: NoMover(reads, serves), key)  # type: ignore[arg-type]
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (links have no event to wait for)
+            await asyncio.sleep(0.01)
+
+
+def linked(tmp_path: Path, scenario: Callable[[PeerEngines, PeerEngines], Awaitable[None]], key: bytes = KEY) -> None:
+    """Run a scenario with a node that listens, and one that connects to it with this key."""
+
+    async def run() -> None:
+        address = f"unix:{tmp_path}/link"
+        (one, listens), (other, connects) = node("one"), node("other", key)
+        tasks = [
+            asyncio.ensure_future(listens.serve(listen(address))),
+            asyncio.ensure_future(connects.keep_connected(address)),
+        ]
+        try:
+            await scenario(one, other)
+            assert not any(task.done() for task in tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_engines_with_the_same_key_are_linked(tmp_path: Path) -> None:
+    async def scenario(one: PeerEngines, other: PeerEngines) -> None:
+        await until(lambda: one.links and other.links)
+        assert [link.peer.engine for link in one.links.values()] == ["other"]
+
+    linked(tmp_path, scenario)
+
+
+def test_engines_with_different_keys_are_not(tmp_path: Path) -> None:
+    async def scenario(one: PeerEngines, other: PeerEngines) -> None:
+        await asyncio.sleep(0.3)
+        assert not one.links and not other.links
+        with pytest.raises(ChannelError):
+            await channels.connect(f"unix:{tmp_path}/link", b"another key of many bytes", "link")
+        (await channels.connect(f"unix:{tmp_path}/link", KEY, "link")).close()
+
+    linked(tmp_path, scenario, b"another key of many bytes")
+
+
+def test_an_internal_error_ends_a_link_and_a_new_one_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter([True])
+    receive = Link.receive
+
+    def receive_or_fail(self: Link, frame: Any) -> None:
+        if next(failures, False):
+            raise KeyError("injected")
+        receive(self, frame)
+
+    monkeypatch.setattr(Link, "receive", receive_or_fail)
+
+    async def scenario(one: PeerEngines, other: PeerEngines) -> None:
+        await until(lambda: one.links and other.links)
+        first = {*one.links, *other.links}
+        await until(lambda: one.links and other.links and first.isdisjoint(one.links))
+
+    linked(tmp_path, scenario)
+
+
+def test_exhausted_descriptors_delay_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter([OSError(errno.EMFILE, "injected")] * 2)
+    loop_class = asyncio.SelectorEventLoop
+    accept = loop_class.sock_accept
+
+    async def accept_or_fail(self: Any, sock: socket.socket) -> Any:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        return await accept(self, sock)
+
+    monkeypatch.setattr(loop_class, "sock_accept", accept_or_fail)
+
+    async def scenario(one: PeerEngines, other: PeerEngines) -> None:
+        await until(lambda: one.links and other.links)
+        assert next(failures, None) is None
+
+    linked(tmp_path, scenario)
+
+
+def test_a_peer_that_opens_half_of_its_connections_holds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "HANDSHAKE_SECONDS", 0.3)
+
+    async def run() -> None:
+        address = f"unix:{tmp_path}/link"
+        engines, listens = node("one")
+        task = asyncio.ensure_future(listens.serve(listen(address)))
+        main = await channels.connect(address, KEY, "link")
+        await main.send(encode(engines.hello))
+        theirs = msgspec.msgpack.decode(await main.receive(), type=Hello)
+        half = await channels.connect(address, KEY, "read", theirs.token)
+        for each in (main, half):
+            with pytest.raises(ChannelError):
+                await asyncio.wait_for(each.receive(), 5)
+            each.close()
+        assert not engines.links and not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
