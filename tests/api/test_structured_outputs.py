@@ -183,9 +183,9 @@ def test_hostile_schemas_are_refused_without_blocking_others(server: ServerProce
                 assert answer.status == 200
             answered.append(time.monotonic())
     statuses = [status for status, _, _ in attacked.result()]
+    _, began, ended = attacked.result()[0]  # the one that compiles until its time is up; others end in milliseconds
     assert statuses[0] == 400 and {*statuses} <= {400, 503} and len(statuses) == len(HOSTILE)
     assert streamed.result() > 100
-    _, began, ended = max(attacked.result(), key=lambda each: each[2] - each[1])
     assert sum(began < each < ended for each in answered) > 20, "those of a loop that is held up are a few"
 
 
