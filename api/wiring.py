@@ -204,7 +204,7 @@ def size(
 ) -> PoolSizes:
     """Return the sizes of the pools, given --memory or the free memory. Raises ValueError if no request fits.
 
-    host: the store for copies in host memory, for steps that measure memory
+    host: the store for copies in host memory; the trial steps, whose memory is measured, run with it
     """
     memory = config.memory
     if memory is None:

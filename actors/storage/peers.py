@@ -15,7 +15,7 @@ class StateQuery(Struct, frozen=True):
     tokens: Tokens  # the state is wanted at the end of these tokens
     have: int  # position of the state here from which the other tokens would be computed
     first_page: int  # the KV of this many leading pages is here already
-    seconds: float  # how long it would take to compute the tokens from `have` on here; 0: unknown
+    seconds: float  # how long this engine would take to compute the tokens from `have` on; 0: unknown
     priority: int  # lower is served first
     grant: int  # the grant that waits for the state
     hint: PeerHint | None = None  # take an existing state from this peer; None: any peer may compute the state

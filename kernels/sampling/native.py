@@ -1,4 +1,4 @@
-"""The draws of reference.py in C++ (cpu.cpp). The exponentials are torch's, because torch's define the weights."""
+"""Draws of reference.py in C++ (cpu.cpp). The exponentials are torch's, which define the weights of a draw."""
 
 import torch
 from torch import Tensor

@@ -166,7 +166,11 @@ def _walk(
     temperature,
     CHUNK: tl.constexpr,
 ):
-    """Return the first id, int64, from place `start` on at which the cumulative remaining weight exceeds the target."""
+    """Return the first id, int64, at which the running sum of the weights exceeds the target.
+
+    The weight of a token that a filter drops is 0. start, stop: range of the places to look at; a place is an id, or
+    an index into the list of ids.
+    """
     token = tl.full((), NO_TOKEN, tl.int32)
     while (token == NO_TOKEN) & (start < stop):
         ids, logits = tokens_at(logits_ptr, listed_ptr, is_listed, start + tl.arange(0, CHUNK), stop)

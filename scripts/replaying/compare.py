@@ -17,7 +17,7 @@ STATES_OF_EACH = 8  # slots per request in the run without limits; no request ke
 
 @dataclass(frozen=True)
 class Job:
-    """A workload to play with all policies and sizes."""
+    """A workload that is replayed with every policy and every pool size."""
 
     workload: Workload
     requests: int

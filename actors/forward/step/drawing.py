@@ -34,7 +34,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class PackedDraws:
-    """The draws of a step in the inbox."""
+    """The inputs of a step's draws, as views of the inbox."""
 
     rows: Tensor  # int64 [draws]
     params: SamplingTensors
