@@ -139,6 +139,22 @@ class Unoffered(Struct, tag=True, array_like=True):
     why: str
 
 
+class Prefetch(Struct, tag=True, array_like=True):
+    """api → cache: bring the state at the end of these tokens from a peer to host memory. Answered by Prefetched."""
+
+    ticket: int  # chosen by the api, returned in the answer
+    salt: str
+    tokens: Tokens
+    peer: str  # name of the link to the peer
+
+
+class Prefetched(Struct, tag=True, array_like=True):
+    """cache → api, the answer to Prefetch: the state is in the pool or in host memory, or will not come."""
+
+    ticket: int
+    error: str = ""  # why it will not come; "" if it is here
+
+
 class Lend(Struct, tag=True, array_like=True):
     """peers → cache: lend a peer a copy of the deepest state on the path of these tokens, in host memory.
 

@@ -25,6 +25,8 @@ from baton.actors.control import (
     Offered as Offered,
     Pause as Pause,
     Paused as Paused,
+    Prefetch as Prefetch,
+    Prefetched as Prefetched,
     Restarted as Restarted,
     Speeds as Speeds,
     Suspend as Suspend,
@@ -420,5 +422,5 @@ Message: TypeAlias = (
     | Suspended | Kept | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed
     | Mark | Passed | Retire | Admitted | Copied | Settled | Masked | Requeue | Over | Ended | Delta | Flush | Flushed
     | Pause | Paused | Continue | Drain | Drained | Ran | Transferred | Filled | Restarted | Speeds
-    | Lend | Unlend | Offered | Unoffered
+    | Lend | Unlend | Offered | Unoffered | Prefetch | Prefetched
 )  # fmt: skip

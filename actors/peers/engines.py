@@ -81,6 +81,7 @@ class PeerEngines:
         self.hello, self.load = hello, load
         self.layout = Layout(hello.page_size, hello.state_bytes, hello.page_bytes)
         self.links: dict[str, Link] = {}  # by name
+        self._ended: list[Link] = []  # ended links whose mover may still write: their imports are not failed yet
         self.outcomes: Counter[tuple[str, str]] = Counter()  # by (engine, outcome)
         self._host, self._computing, self._trace_of = host, computing, trace_of
         self._deliver: Deliver | None = None
@@ -97,7 +98,7 @@ class PeerEngines:
     def close(self) -> None:
         """Disconnect the cache, which is about to be replaced or has ended."""
         self._deliver = None
-        for link in self.links.values():
+        for link in (*self.links.values(), *self._ended):
             link.forget_imports()
             link.void_loans("the engine was restarted")
         self._asked.clear()
@@ -112,6 +113,7 @@ class PeerEngines:
         """End a link whose connection has ended."""
         self.links.pop(link.name, None)
         link.end(why)
+        self._ended = [ended for ended in (*self._ended, link) if ended.imports]
 
     # The sink: Peers
 

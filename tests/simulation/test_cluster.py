@@ -27,6 +27,8 @@ FOUND_ELSEWHERE = {"landing_buffer_reused_before_the_fence"}  # by tests/actors/
 FAILED_ONCE = [
     9,  # the cache lent a state whose Unlend was on its way
     85,  # a copy from a peer stayed after the drain
+    899710389,  # a copy from a peer was dropped twice: its read failed while the engine drained
+    899710990,  # a link was cut, the engine restarted, and only then the old cache's read failed, in the new cache
     1068,  # two engines waited for each other's computations, with all rows taken by requests that waited
 ]
 

@@ -27,6 +27,8 @@ from baton.actors.messages import (
     Message,
     Name,
     Offered,
+    Prefetch,
+    Prefetched,
     Speeds,
     Suspend,
     Suspended,
@@ -89,7 +91,7 @@ class HostAndDisk:
             limits, disk, send, self.names.changed_in_store, self.names.lost_in_store, self._settled_below, ranking
         )
         self._arrivals = Arrivals(self.store, ranking)
-        self.imports = Imports(peers, self.store, ranking, self._arrivals, worth_asking)
+        self.imports = Imports(peers, self.store, ranking, self._arrivals, self._prefetched, worth_asking)
         self.lending = Lending(peers, self.store, tree, ledger, lambda node: self.demote(node, may_lose=False))
         # The state for whose copy `keep_slots_free` found no host memory, and the clock's value then. The state is not
         # tried again until the clock has advanced.
@@ -137,6 +139,8 @@ class HostAndDisk:
             case Unlend(ticket):
                 if (lend := self.lending.end(ticket)) is not None:
                     self.commands.withdraw(lend)
+            case Prefetch():
+                self._prefetch(message)
             case Offered():
                 self.imports.offered(message)
             case Unoffered():
@@ -301,12 +305,28 @@ class HostAndDisk:
         """Note that a file or a peer's copy was read, or that this failed."""
         node = self.store.loaded(message.key, message.error)
         if self.imports.loaded(message, node):
-            if self._draining and not node.sessions:
-                self.store.release(node)
+            if self._draining and node.state is not None and not node.sessions:
+                self.store.release(node)  # It has come: a drain leaves only the copies of sessions.
             return
         if message.seconds and not message.error:
             self.ranking.prices.measured_file(self.store.limits.file_bytes(node.end), message.seconds)
         self._arrivals.loaded(node, message.error)
+
+    def _prefetch(self, prefetch: Prefetch) -> None:
+        """Bring a state from a peer, unless it is here already."""
+        end = count(prefetch.tokens)
+        pool = self._tree.deepest(prefetch.salt, prefetch.tokens, end)
+        stored = self.store.match(prefetch.salt, prefetch.tokens, end)
+        position = max(pool.end if pool is not None else 0, stored.end if stored is not None else 0)
+        if position == end:
+            self._prefetched(prefetch.ticket, "")
+        elif self._draining:
+            self._prefetched(prefetch.ticket, "draining")
+        else:
+            self.imports.prefetch(prefetch, position)
+
+    def _prefetched(self, ticket: int, error: str) -> None:
+        self._send("api", Prefetched(ticket, error))
 
     # Sessions
 
