@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -96,8 +97,8 @@ class StateFiles:
         """
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for path in self._folder.glob(f"*{UNFINISHED}*"):
-            path.unlink()
-        paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+            delete(path)
+        paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.lstat().st_mtime_ns)
         self._found = list(self._sound(paths))
 
     def scan_again(self) -> None:
@@ -205,7 +206,7 @@ class StateFiles:
                 raise StateFileError(FOREIGN)
             if checksum(tensors) != header.checksum:
                 raise StateFileError("its checksum is wrong")
-            if tensors["tokens"].numpy().tobytes() != tokens:
+            if tokens_in(tensors["tokens"]) != tokens:
                 raise StateFileError("its tokens are not those of its name")
             copy = self._host.from_kv(count(tokens), *of_tensors(tensors))
         except (StateFileError, SafetensorError, KeyError, ValueError) as error:
@@ -224,7 +225,7 @@ class StateFiles:
                 yield StateFile(header.salt, tokens, path.stat().st_size)
             except (StateFileError, SafetensorError, OSError) as error:
                 log.warning("a state file is of no use and was deleted", file=path.name, error=str(error))
-                path.unlink(missing_ok=True)
+                delete(path)
 
     def _path(self, salt: str, tokens: Tokens) -> Path:
         digest = hashlib.blake2b(self._model.encode(), digest_size=20)
@@ -246,6 +247,7 @@ def of_tensors(tensors: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
 
 def read_file(path: Path) -> tuple[StateFileHeader, dict[str, Tensor]]:
     """Return the header and all tensors of a file. Raise StateFileError, SafetensorError or OSError if that fails."""
+    check_regular(path)
     with safe_open(path, "pt") as file:
         # Copy each tensor: get_tensor returns a view of the mapped file, which may change or be deleted.
         return read_header(file), {name: copy_of(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
@@ -260,11 +262,33 @@ def copy_of(tensor: Tensor) -> Tensor:
 
 def read_tokens(path: Path) -> tuple[StateFileHeader, Tokens]:
     """Return the header and the tokens of a file without reading the state. Raise the same errors as `read_file`."""
+    check_regular(path)
     with safe_open(path, "pt") as file:
         header = read_header(file)
         if "tokens" not in file.keys():  # noqa: SIM118
             raise StateFileError("it holds no tokens")
-        return header, file.get_tensor("tokens").numpy().tobytes()
+        return header, tokens_in(file.get_tensor("tokens"))
+
+
+def tokens_in(tensor: Tensor) -> Tokens:
+    """Return the tokens of a file. Raise StateFileError if the tensor is no sequence of at least one token."""
+    if tensor.dtype != torch.int32 or tensor.dim() != 1 or not len(tensor):
+        raise StateFileError(f"its tokens are {tensor.dtype} {list(tensor.shape)}")
+    return tensor.numpy().tobytes()
+
+
+def check_regular(path: Path) -> None:
+    """Raise StateFileError for what is no regular file: a FIFO would be read for ever. Raise OSError for no file."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise StateFileError("it is no regular file")
+
+
+def delete(path: Path) -> None:
+    """Delete a file that is of no use. What cannot be deleted, such as a folder, stays, with a line in the log."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        structlog.get_logger().warning("a state file could not be deleted", file=path.name, error=str(error))
 
 
 def read_header(file: Any) -> StateFileHeader:
@@ -273,9 +297,12 @@ def read_header(file: Any) -> StateFileHeader:
     if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
         raise StateFileError(f"it is not of the format {FORMAT} {VERSION}")
     try:
-        return StateFileHeader(json.loads(found["salt"]), found["model"], found["checksum"])
-    except (KeyError, ValueError) as error:
-        raise StateFileError(f"its header is incomplete: {error}") from None
+        salt = json.loads(found["salt"])
+        if not isinstance(salt, str):
+            raise ValueError(f"its salt is {type(salt).__name__}, not str")
+        return StateFileHeader(salt, found["model"], found["checksum"])
+    except (KeyError, ValueError, RecursionError) as error:
+        raise StateFileError(f"its header is invalid: {error}") from None
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:

@@ -5,6 +5,7 @@ under a temporary name in the same folder, and then renamed.
 """
 
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -51,7 +52,10 @@ class SessionFiles:
         """Yield the log of every session. Rename unreadable files to *.damaged, and cut off incomplete last records."""
         # A server that is killed in `replace` leaves a temporary file; the file to be replaced is still intact.
         for path in self._folder.logs.glob("*.tmp"):
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                structlog.get_logger().warning("a temporary file is not deleted", file=str(path), error=str(error))
         for path in sorted(self._folder.logs.glob("*.log")):
             try:
                 yield self._read(path)
@@ -118,7 +122,10 @@ class SessionFiles:
 
     def _read(self, path: Path) -> StoredLog:
         """Read one file, and cut off an incomplete last record. Raises DamagedLogError or OSError."""
-        data, age = path.read_bytes(), max(0.0, time.time() - path.stat().st_mtime)
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise DamagedLogError("it is no regular file")  # reading a FIFO would wait for a writer
+        data, age = path.read_bytes(), max(0.0, time.time() - found.st_mtime)
         records, end = decode(data)
         if end < len(data):
             structlog.get_logger().warning("a torn record is cut off", file=str(path), bytes=len(data) - end)

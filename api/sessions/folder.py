@@ -97,8 +97,8 @@ def sync(folder: Path) -> None:
 
 @contextmanager
 def opened(path: Path, flags: int) -> Iterator[int]:
-    """Open a file for the duration of the context, and yield its descriptor."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    """Open a file for the duration of the context, and yield its descriptor. A FIFO without a reader is an OSError."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:
         yield descriptor
     finally:

@@ -8,10 +8,10 @@ The first record is the SessionHeader. TurnRecords, in the order of their number
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from baton.actors.tokens import Tokens
 from baton.api.sessions.log import Turn, TurnStatus
@@ -19,6 +19,7 @@ from baton.api.sessions.log import Turn, TurnStatus
 VERSION = 1
 BIG = 1  # code of the msgpack extension for integers beyond 64 bits, written as decimal digits
 FRAME = struct.Struct("<III")
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]  # the next number, too, must fit into 64 bits
 
 
 class DamagedLogError(Exception):
@@ -32,36 +33,36 @@ class SessionHeader(Struct, frozen=True, tag="session"):
     id: str
     owner: bytes
     salt: str
-    idle_timeout: float
+    idle_timeout: Annotated[float, Meta(ge=0)]
     branching: bool
-    created: int
-    parent: tuple[str, int] | None  # id and turn of the session from which this one was forked
-    last_number: int  # highest number of a turn that was ever used, including deleted turns
+    created: Number
+    parent: tuple[str, Number] | None  # id and turn of the session from which this one was forked
+    last_number: Number  # highest number of a turn that was ever used, including deleted turns
     metadata: dict[str, str] = {}
 
 
 class TurnRecord(Struct, frozen=True, tag="turn"):
     """The record of one Turn."""
 
-    previous: int  # number of the turn that this turn continues, 0 for none
-    number: int
+    previous: Number  # number of the turn that this turn continues, 0 for none
+    number: Number
     request: str
-    start: int
+    start: Number
     input: Tokens
     output: Tokens
     status: TurnStatus
     finish_reason: str | None
     messages: tuple[dict[str, Any], ...] | None
     answer: str | None
-    created: int
-    cached_tokens: int
+    created: Number
+    cached_tokens: Number
     parts: dict[str, Any] | None = None
 
 
 class RewindRecord(Struct, frozen=True, tag="rewind"):
     """The record of a rewind, which changes the session's last turn."""
 
-    number: int  # number of the new last turn; 0 for none
+    number: Number  # number of the new last turn; 0 for none
 
 
 LogRecord: TypeAlias = SessionHeader | TurnRecord | RewindRecord
@@ -137,7 +138,7 @@ def decode(data: bytes) -> tuple[list[LogRecord], int]:
             raise DamagedLogError(f"it has version {version}, but this server reads version {VERSION}")
         decoder = msgspec.msgpack.Decoder(LogRecord, ext_hook=unpacked)
         records: Sequence[LogRecord] = [decoder.decode(payload) for payload in payloads]
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise DamagedLogError(f"a record is invalid: {error}") from None
     return list(records), end
 

@@ -6,6 +6,7 @@ import numpy as np
 import structlog
 
 from baton.actors.tokens import Tokens
+from baton.api.sessions.checks import check_turn
 from baton.api.sessions.files import SessionFiles, StoredLog
 from baton.api.sessions.log import Turn, history
 from baton.api.sessions.records import DamagedLogError, RewindRecord, SessionHeader, TurnRecord, turn_of
@@ -15,8 +16,8 @@ from baton.api.sessions.session import Session
 def read_sessions(files: SessionFiles, vocab_size: int, clock: Callable[[], float]) -> list[tuple[Session, int]]:
     """Read all sessions, least recently used first, each with the size of its file. This call blocks.
 
-    A session with tokens outside this model's vocabulary is skipped, and its file stays. A file with contradictory
-    records is renamed to *.damaged.
+    A session with a token outside this model's vocabulary, in any turn, is skipped, and its file stays: it was probably
+    written with another model. A file with records that no server writes is renamed to *.damaged.
     """
     found = []
     for stored in files.read_all():
@@ -25,7 +26,7 @@ def read_sessions(files: SessionFiles, vocab_size: int, clock: Callable[[], floa
         except DamagedLogError as damage:
             files.set_aside(stored.key, str(damage))
             continue
-        if highest(session.tokens) < vocab_size:
+        if highest(stored) < vocab_size:
             found.append((session, stored.size))
         else:
             structlog.get_logger().error("a session is of another model", session=session.id, file=stored.key)
@@ -67,6 +68,10 @@ def session_of(stored: StoredLog, clock: Callable[[], float]) -> Session:
     for record in records:
         match record:
             case TurnRecord():
+                last = next(reversed(known), 0)
+                if record.number <= last:
+                    raise DamagedLogError(f"turn {record.number} follows turn {last}")
+                check_turn(record, known.get(record.previous))
                 known[record.number] = turn = turn_of(record, known)
                 session.append(turn, b"")  # the session's tokens are computed once, after the loop
             case RewindRecord(number):
@@ -80,6 +85,12 @@ def session_of(stored: StoredLog, clock: Callable[[], float]) -> Session:
     return session
 
 
-def highest(tokens: Tokens) -> int:
+def highest(stored: StoredLog) -> int:
+    """Return the highest token id of all turns, including those that the history has dropped; 0 without tokens."""
+    turns = [record for record in stored.records if isinstance(record, TurnRecord)]
+    return max((highest_of(tokens) for turn in turns for tokens in (turn.input, turn.output)), default=0)
+
+
+def highest_of(tokens: Tokens) -> int:
     """Return the highest token id, or 0 without tokens."""
     return int(np.frombuffer(tokens, dtype=np.int32).max(initial=0))

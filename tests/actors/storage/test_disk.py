@@ -190,8 +190,9 @@ def forge(path: Path, tensors: dict[str, torch.Tensor], **changed: str) -> None:
         ({"version": "3"}, "it is not of the format baton-state 2"),
         ({"model": "other"}, "it is of another model"),
         ({"salt": '"other"'}, "it is of another model"),
-        ({"salt": "no json"}, "its header is incomplete: "),
-        ({"checksum": "left out"}, "its header is incomplete: 'checksum'"),
+        ({"salt": "no json"}, "its header is invalid: "),
+        ({"salt": "5"}, "its header is invalid: its salt is int, not str"),
+        ({"checksum": "left out"}, "its header is invalid: 'checksum'"),
         ({"checksum": "00"}, "its checksum is wrong"),
     ],
 )
@@ -275,6 +276,36 @@ def test_files_of_another_model_or_under_a_wrong_name_are_deleted(bench: Bench, 
     assert [file.tokens for file in bench.files.files()] == [TOKENS]
     assert [entry["file"] for entry in log] and {entry["file"] for entry in log} == {bad.name, without.name}
     assert list(bench.folder.iterdir()) == [good]
+
+
+@pytest.mark.parametrize(
+    "tokens", [torch.tensor([1, 2]), torch.tensor([1.0, 2.0]).bfloat16(), torch.zeros(2, 1).int(), torch.zeros(0).int()]
+)
+def test_tokens_of_a_wrong_shape_are_refused_and_deleted(bench: Bench, tokens: torch.Tensor) -> None:
+    """A file with the right name and checksum may stop neither a start nor a read."""
+    packed = tokens.view(-1).view(torch.uint8).numpy().tobytes()
+    path = bench.files._path("", packed)
+    for use in (bench.files.scan, lambda: bench.read(tokens=packed)):
+        bench.folder.mkdir(exist_ok=True)
+        forge(path, {"tokens": tokens, "state": STATE})
+        use()
+        assert not path.exists() and not bench.files.files()
+
+
+def test_what_is_no_file_is_not_opened(bench: Bench) -> None:
+    good = bench.write()
+    os.mkfifo(bench.folder / "fifo.safetensors")
+    (bench.folder / "folder.safetensors").mkdir()
+    (bench.folder / "link.safetensors").symlink_to("nowhere")
+    (bench.folder / "folder.tmp").mkdir()
+    with capture_logs() as log:
+        bench.files.scan()
+    assert [file.tokens for file in bench.files.files()] == [TOKENS]
+    assert {path.name for path in bench.folder.iterdir()} == {good.name, "folder.safetensors", "folder.tmp"}
+    assert [line["event"] for line in log].count("a state file could not be deleted") == 2
+    good.unlink()
+    os.mkfifo(good)
+    assert bench.read().endswith("it is no regular file") and not good.exists()
 
 
 def test_a_folder_that_cannot_be_read_counts_as_empty_and_is_logged(tmp_path: Path) -> None:

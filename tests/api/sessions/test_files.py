@@ -17,7 +17,7 @@ from baton.api.config import ConfigError
 from baton.api.errors import ApiError
 from baton.api.sessions.files import SessionFiles
 from baton.api.sessions.records import LogRecord, RewindRecord, encode
-from baton.api.sessions.restore import highest, read_sessions, session_of
+from baton.api.sessions.restore import highest_of, read_sessions, session_of
 from baton.api.sessions.saver import Saver, SessionDisk
 from tests.api.sessions.test_records import HEADER, some_records
 
@@ -148,7 +148,7 @@ def test_a_session_of_another_model_is_left_alone(files: SessionFiles) -> None:
         assert read_sessions(files, 2**31 - 1, lambda: 0.0) == []
     assert [line["event"] for line in log] == ["a session is of another model"]
     assert path_of(files).exists()
-    assert (highest(b""), highest(tokens.pack([3, 9, 4]))) == (0, 9)
+    assert (highest_of(b""), highest_of(tokens.pack([3, 9, 4]))) == (0, 9)
 
 
 # Writing logs
