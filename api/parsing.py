@@ -23,7 +23,7 @@ async def read_object(request: web.Request) -> dict[str, Any]:
     """
     async with whole_body(request) as body:
         try:
-            value = msgspec.json.decode(body or b"{}")
+            value = msgspec.json.decode(body) if body else {}
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise errors.bad_request(f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):

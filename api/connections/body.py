@@ -1,5 +1,6 @@
 """Reading of a request's body, within limits of time and size."""
 
+import mmap
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -7,34 +8,49 @@ from aiohttp import web
 
 from baton.api.connections.connection import ClientConnection
 from baton.api.connections.registry import CONNECTIONS
+from baton.api.errors import unavailable
 
 
 @asynccontextmanager
-async def whole_body(request: web.Request) -> AsyncIterator[bytes]:
-    """Read and yield the decompressed body. Its bytes count as in flight until the context ends.
+async def whole_body(request: web.Request) -> AsyncIterator[memoryview]:
+    """Read and yield the decompressed body, which is valid in this context only.
+
+    Its bytes count as in flight until the request is answered, because handlers keep what they have decoded from it.
 
     Raises ApiError 408 if the body is late, and 503 if too many bytes are in flight and this connection holds most.
     Raises HTTPRequestEntityTooLarge if the body is larger than the application's limit.
     """
     connections = request.app[CONNECTIONS]
     connection = connections.of(request)
-    try:
-        async with connection.reading(connections.limits.body):
-            body = await read_body(request, connection)
-        yield body
-    finally:
-        connection.hold(body=0)
+    # The body is outside the heap. A growing buffer in the heap leaves holes that only small objects fit into, and a
+    # cancelled reader may stay in a reference cycle, with its buffer, until the next full garbage collection.
+    with map_memory(space_for(request)) as space:
+        async with connection.reading(connections.limits.body, space):
+            await read_body(request, connection)
+        with memoryview(space) as whole, whole[: space.tell()] as body:
+            yield body
 
 
-async def read_body(request: web.Request, connection: ClientConnection) -> bytes:
-    """Read the decompressed body, and count its bytes as in flight on the connection."""
-    limit = request.client_max_size
-    if (request.content_length or 0) > limit:
+def space_for(request: web.Request) -> int:
+    """Return the largest size that the decompressed body may have. Raises HTTPRequestEntityTooLarge."""
+    limit, length = request.client_max_size, request.content_length
+    if length is not None and length > limit:
         raise web.HTTPRequestEntityTooLarge(limit)
-    body = bytearray()
+    return limit if length is None or "Content-Encoding" in request.headers else length
+
+
+def map_memory(size: int) -> mmap.mmap:
+    """Return zeroed memory, of which only the pages that are written to count. Raises ApiError 503."""
+    try:
+        return mmap.mmap(-1, max(1, size))
+    except OSError:
+        raise unavailable("the server has no memory for the body", "out_of_memory") from None
+
+
+async def read_body(request: web.Request, connection: ClientConnection) -> None:
+    """Pass the decompressed body to `connection.take`."""
+    limit = request.client_max_size
     while chunk := await request.content.readany():
-        body += chunk
-        if len(body) > limit:
+        if connection.body + len(chunk) > limit:
             raise web.HTTPRequestEntityTooLarge(limit)
-        connection.take(len(chunk))
-    return bytes(body)
+        connection.take(chunk)

@@ -1,6 +1,7 @@
 """One client connection, which passes all events to aiohttp's protocol and records its phase, times and bytes."""
 
 import asyncio
+import mmap
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Literal, Protocol, TypeAlias, cast
@@ -39,8 +40,9 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._masks: MaskCheck | None = None  # checks the frames of a websocket; None for HTTP
         self._reading: asyncio.Timeout | None = None  # the time limit while a body is read, else None
+        self._space: mmap.mmap | None = None  # the memory of the body while it is read, else None
         self._discarding = False  # aiohttp drops arriving bytes, so they do not count as in flight
-        self._refusal: ApiError | None = None  # the error with which `give_up` ends the reading of a body
+        self._cut_off = False  # `give_up` has ended the reading of the body
         self.given_up = False  # the connection is ending, and its bytes do not count as in flight any more
         self.phase: Phase = "new"
         # Times on the loop's clock:
@@ -77,7 +79,8 @@ class ClientConnection(asyncio.Protocol):
             self._enter("headers")
         if not self._discarding:
             self.hold(incoming=self.incoming + len(data))
-        self._protocol.data_received(data)
+        if not self.given_up:
+            self._protocol.data_received(data)
 
     def pause_writing(self) -> None:
         self.count_unsent()
@@ -98,31 +101,35 @@ class ClientConnection(asyncio.Protocol):
     @contextmanager
     def request(self) -> Iterator[None]:
         """Keep the phase "request" during the context, which begins when aiohttp has parsed the headers."""
-        self._discarding, self._refusal = False, None
+        self._discarding = self._cut_off = False
         self.hold(incoming=0)
         self._enter("request")
         try:
             yield
         finally:
-            self.hold(incoming=0)
+            self.hold(incoming=0, body=0)
             self._enter("silent")
 
     @asynccontextmanager
-    async def reading(self, seconds: float) -> AsyncIterator[None]:
-        """Limit the time for reading a body inside this context.
+    async def reading(self, seconds: float, space: mmap.mmap) -> AsyncIterator[None]:
+        """Limit the time for reading a body inside this context. `take` writes the body to `space`.
 
         Raises ApiError 408 after `seconds`, and 503 if `give_up` is called meanwhile.
         """
+        self._space = space
         try:
             async with asyncio.timeout(seconds) as self._reading:
                 yield
+            # `give_up` cannot stop a reader that has found the end of the body already.
+            if self._cut_off:
+                raise too_much()
         except BaseException as error:
             self._discarding = True  # aiohttp reads on for a while and drops the bytes.
             if isinstance(error, TimeoutError):
-                raise self._refusal or too_slow("body", seconds) from None
+                raise too_much() if self._cut_off else too_slow("body", seconds) from None
             raise
         finally:
-            self._reading = None
+            self._reading = self._space = None
 
     def open_websocket(self) -> None:
         """Enter the phase "websocket", in which every frame from the client must be masked."""
@@ -150,9 +157,11 @@ class ClientConnection(asyncio.Protocol):
         before, self.held = self.held, self.incoming + self.body + self.queued + self.unsent
         self._supervisor.count(self.held - before)
 
-    def take(self, size: int) -> None:
-        """Count `size` more bytes of the body. All received bytes have then been read by the handler."""
-        self.hold(incoming=0, body=self.body + size)
+    def take(self, chunk: bytes) -> None:
+        """Store the next bytes of the body. All received bytes have then been read by the handler."""
+        if self._space is not None and not self._cut_off:
+            self._space.write(chunk)
+            self.hold(incoming=0, body=self.body + len(chunk))
 
     def count_unsent(self) -> int:
         """Update and return the number of unsent bytes. Set `last_read` if the client has read since the last call."""
@@ -173,11 +182,15 @@ class ClientConnection(asyncio.Protocol):
         return socket.fileno() if socket is not None else -1
 
     def give_up(self) -> None:
-        """End the connection, to release its bytes: answer 503 while a body is read, close a websocket, else abort."""
-        if self._reading is not None:
-            self._discarding, self._refusal = True, too_much()
+        """End the connection, to release its bytes: answer 503 while a body is read, close a websocket, else abort.
+
+        Bodies and messages are freed at once: the event loop may read many bytes of others before it runs the handler.
+        """
+        if self._reading is not None and self._space is not None:
+            self._discarding = self._cut_off = True
+            self._space.close()
             self.hold(incoming=0, body=0)
-            self._reading.reschedule(self._loop.time())  # `reading` then raises the refusal at once.
+            self._reading.reschedule(self._loop.time())  # `reading` then raises the 503 at once.
         elif self.phase == "websocket" and not self.unsent:
             # Nothing is unsent, so the close frame goes out at once.
             self.close_websocket(WSCloseCode.TRY_AGAIN_LATER)
@@ -191,6 +204,8 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
             self._enter("refused")
         self._release()
+        if self._protocol is not None:
+            self._protocol.connection_lost(None)  # aiohttp drops the message, and ignores the second call.
 
     def answer(self, error: ApiError) -> None:
         """Send an error in place of the application's answer, at most once.

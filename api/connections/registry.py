@@ -13,6 +13,7 @@ from aiohttp import web
 
 from baton.api.connections.connection import ClientConnection, too_slow
 from baton.api.connections.limits import ConnectionLimits
+from baton.api.machine.heap import FreedMemory, find_trim
 
 BACKLOG = 1024
 SWEEP_S = 1.0
@@ -28,6 +29,7 @@ class Connections:
         self.limits = limits
         self.held = 0  # bytes in flight on all connections
         self.ended: Counter[str] = Counter()  # how many connections the server ended, by reason
+        self._freed = FreedMemory()
         self._server: web.Server | None = None
         self._listening: asyncio.Server | None = None
         self._served: dict[web.RequestHandler, ClientConnection] = {}  # connections by aiohttp's protocol object
@@ -98,6 +100,7 @@ class Connections:
     def count(self, more: int) -> None:
         """Change the bytes in flight by `more`. Above the limit, end connections, the one with most bytes first."""
         self.held += more
+        self._freed.grow(self.held)
         while more > 0 and self.held > self.limits.held:
             self._end(max(self._served.values(), key=lambda connection: connection.held), "bytes")
 
@@ -121,12 +124,14 @@ class Connections:
             connection.abort()
 
     async def watch(self) -> None:
-        """End connections without progress, until cancelled."""
-        limits = self.limits
+        """End connections without progress, and return their memory to the system, until cancelled."""
+        limits, trim = self.limits, find_trim()
         shortest = min(limits.headers, limits.idle, limits.unread, limits.websocket)
         while True:
             await asyncio.sleep(min(SWEEP_S, shortest / 4))
             self.sweep(asyncio.get_running_loop().time())
+            if self._freed.is_worth_a_trim(self.held):
+                await asyncio.to_thread(trim)
 
     def sweep(self, now: float) -> None:
         """End connections that exceed a time limit, that their client has left, or that were refused a while ago."""
