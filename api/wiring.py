@@ -46,6 +46,7 @@ from baton.models.config import ModelConfig, read_config
 from baton.models.loading.checkpoint import check_folder, find_family, load_model
 from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.fingerprint import fingerprint
+from baton.models.loading.integers import QUANTIZED
 from baton.models.recorded import recording
 from baton.models.text.formats.picking import OutputFormats, output_formats
 from baton.models.text.tokenizer import ModelText, load_text
@@ -258,10 +259,12 @@ def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, path: Path
 def name_states(config: Config, model: Model, path: Path) -> str:
     """Return the fingerprint of the model's states. Only state files with the same fingerprint are used.
 
-    It includes the dtype of the weights, because a float32 state may have been computed with bfloat16 weights.
+    It includes the dtype of the weights, because a float32 state may have been computed with bfloat16 weights, and what
+    is quantized, which differs between versions of Baton.
     """
     dtype = DTYPES[config.dtype] or checkpoint_dtype(path, read_config(path))
-    return fingerprint(path, model.state_specs(), model.kv_specs(), dtype, config.quantize)
+    quantized = config.quantize if config.quantize == "none" else f"{config.quantize} {QUANTIZED}"
+    return fingerprint(path, model.state_specs(), model.kv_specs(), dtype, quantized)
 
 
 def notes(sizes: PoolSizes, batch: BatchLimits) -> list[str]:

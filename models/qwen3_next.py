@@ -35,7 +35,7 @@ class SparseMLP(nn.Module):
         self.gate = SoftmaxRouter(hidden, experts, config.integer("num_experts_per_tok"), renormalise, dtype, True)
         self.experts = Experts(hidden, config.integer("moe_intermediate_size"), experts, "silu_gated", dtype)
         self.shared_expert = GatedMLP(hidden, config.integer("shared_expert_intermediate_size"), dtype)
-        self.shared_expert_gate = Linear(hidden, 1, False, dtype)
+        self.shared_expert_gate = Linear(hidden, 1, False, dtype, 1)  # never quantized
 
     def forward(self, x: Tensor, step: BatchPlan) -> Tensor:
         routed = self.experts(x, *self.gate(x, step.padding))

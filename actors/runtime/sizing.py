@@ -115,9 +115,11 @@ def _own_parameters(module: nn.Module) -> int:
     count = sum(tensor.numel() for tensor in module.parameters(recurse=False))
     if isinstance(module, Experts):
         return count + sum(packed.numel - packed.data.numel() for packed in module.packed.values())
+    if isinstance(module, Linear):
+        return module.outputs * module.inputs + (0 if module.bias is None else module.bias.numel())
     if isinstance(module, HeadLinear):
         return count if module.packed is None else module.packed.numel
-    packed = module.packed if isinstance(module, Linear | Embedding | SoftmaxRouter | SigmoidRouter) else None
+    packed = module.packed if isinstance(module, Embedding | SoftmaxRouter | SigmoidRouter) else None
     return count if packed is None else count - packed.data.numel() + packed.outputs * packed.inputs
 
 

@@ -82,7 +82,8 @@ class Attention(nn.Module):
         self.q_proj = Linear(s.hidden, s.heads * s.head_dim, s.bias, dtype)
         self.k_proj = Linear(s.hidden, s.kv_heads * s.head_dim, s.bias, dtype)
         self.v_proj = Linear(s.hidden, s.kv_heads * s.head_dim, s.bias, dtype)
-        self.gate_proj = Linear(s.hidden, s.heads * s.head_dim, s.bias, dtype) if s.gated else None
+        gates = s.heads * s.head_dim
+        self.gate_proj = Linear(s.hidden, gates, s.bias, dtype, gates) if s.gated else None  # never quantized
         self.q_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype, offset=1.0)
         self.k_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype, offset=1.0)
         self.o_proj = Linear(s.heads * s.head_dim, s.hidden, s.bias, dtype)

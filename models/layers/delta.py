@@ -68,13 +68,14 @@ class DeltaMixer(nn.Module):
 
     index: the layer's number among the model's gated delta nets, from 0. Its state tensors are pools.state[2·index] and
     pools.state[2·index + 1].
+    The rows of b and a, which compute β and the decay, are never quantized: their errors add up in the state.
     """
 
     def __init__(self, settings: DeltaSettings, index: int, dtype: torch.dtype) -> None:
         super().__init__()
         s = self.settings = settings
         self.index = index
-        self.in_proj = Linear(s.hidden, s.inner + s.channels + 2 * s.value_heads, False, dtype)
+        self.in_proj = Linear(s.hidden, s.inner + s.channels + 2 * s.value_heads, False, dtype, 2 * s.value_heads)
         self.conv1d = Conv1d(s.channels, s.kernel, False, dtype)
         self.dt_bias = nn.Parameter(torch.empty(s.value_heads, dtype=torch.float32))
         self.A_log = nn.Parameter(torch.empty(s.value_heads, dtype=torch.float32))

@@ -57,15 +57,18 @@ class KdaMixer(nn.Module):
 
     index: the layer's number among the model's KDA layers, from 0. Its state tensors are pools.state[2·index] and
     pools.state[2·index + 1].
+    The narrow projections, which compute β, the decay and the gate, are never quantized: errors of β and the decay add
+    up in the state.
     """
 
     def __init__(self, settings: KdaSettings, index: int, dtype: torch.dtype) -> None:
         super().__init__()
         s = self.settings = settings
         self.index = index
-        self.in_proj = Linear(s.hidden, s.channels + s.heads + 2 * s.width, False, dtype)
-        self.f_b_proj = Linear(s.width, s.inner, False, dtype)
-        self.g_b_proj = Linear(s.width, s.inner, False, dtype)
+        narrow = s.heads + 2 * s.width
+        self.in_proj = Linear(s.hidden, s.channels + narrow, False, dtype, narrow)
+        self.f_b_proj = Linear(s.width, s.inner, False, dtype, s.inner)
+        self.g_b_proj = Linear(s.width, s.inner, False, dtype, s.inner)
         self.conv1d = Conv1d(s.channels, s.kernel, False, dtype)
         self.dt_bias = nn.Parameter(torch.empty(s.inner, dtype=torch.float32))
         self.A_log = nn.Parameter(torch.empty(s.heads, dtype=torch.float32))

@@ -1,6 +1,7 @@
 """Projections and embeddings. A checkpoint fills their weights, which may then be packed into a kernel's layout."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -12,23 +13,63 @@ from baton.kernels.linear.per_head import PackedHeads
 from baton.kernels.linear.quantized import QuantizedWeight
 
 
-class Linear(nn.Module):
-    """A projection, x @ weight.T + bias; weight: [outputs, inputs], unless it is packed."""
+@dataclass(frozen=True)
+class SplitWeight:
+    """A weight [outputs, inputs] whose first outputs are quantized, and whose last outputs are not."""
 
-    def __init__(self, inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
+    first: QuantizedWeight
+    last: PackedWeight | Tensor
+
+
+class Linear(nn.Module):
+    """A projection, x @ weight.T + bias; weight: [outputs, inputs], unless it is packed.
+
+    floats: the number of last outputs whose weights stay floats when the weight is quantized. These are outputs that a
+        recurrence or a gate is sensitive to.
+    """
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, dtype: torch.dtype, floats: int = 0) -> None:
         super().__init__()
+        self.inputs, self.outputs, self.floats = inputs, outputs, floats
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if bias else None
-        self.packed: PackedWeight | QuantizedWeight | None = None
+        self.float_weight: nn.Parameter | None = None  # of the last `floats` outputs, once the others are quantized
+        self.packed: PackedWeight | QuantizedWeight | SplitWeight | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         return project(x, self.packed or self.weight, self.bias)
 
     def pack(self, bits: int | None = None) -> None:
-        """Replace the loaded weight by its packed form if that is faster, or quantize it to integers of `bits` bits."""
-        self.packed = pack(self.weight, bits)
-        if self.packed:
-            self.weight = nn.Parameter(self.packed.data, requires_grad=False)
+        """Replace the loaded weight by its packed form if that is faster, or quantize it to integers of `bits` bits.
+
+        The weights of the last `floats` outputs are packed as if nothing was quantized.
+        """
+        if bits is None or self.floats == self.outputs:
+            self._set(dense.pack(self.weight))
+        elif not self.floats:
+            self._set(quantized.quantize(self.weight, bits))
+        else:
+            self._split(self.outputs - self.floats, bits)
+
+    @property
+    def integers(self) -> QuantizedWeight | None:
+        """The quantized part of the weight; None if nothing is quantized."""
+        packed = self.packed.first if isinstance(self.packed, SplitWeight) else self.packed
+        return packed if isinstance(packed, QuantizedWeight) else None
+
+    def _set(self, packed: PackedWeight | QuantizedWeight | None) -> None:
+        self.packed = packed
+        if packed:
+            self.weight = nn.Parameter(packed.data, requires_grad=False)
+
+    def _split(self, count: int, bits: int) -> None:
+        """Quantize the weights of the first `count` outputs, and copy the weights of the others."""
+        first = quantized.quantize(self.weight[:count], bits)
+        last = self.weight[count:].detach().clone()
+        packed = dense.pack(last)
+        self.float_weight = nn.Parameter(packed.data if packed else last, requires_grad=False)
+        self.packed = SplitWeight(first, packed or last)
+        self.weight = nn.Parameter(first.data, requires_grad=False)
 
 
 class HeadLinear(nn.Module):
@@ -95,8 +136,20 @@ def pack(weight: Tensor, bits: int | None) -> PackedWeight | QuantizedWeight | N
     return dense.pack(weight) if bits is None else quantized.quantize(weight, bits)
 
 
-def project(x: Tensor, weight: Tensor | PackedWeight | QuantizedWeight, bias: Tensor | None) -> Tensor:
+def project(x: Tensor, weight: Tensor | PackedWeight | QuantizedWeight | SplitWeight, bias: Tensor | None) -> Tensor:
     """Return x @ weight.T + bias."""
     if isinstance(weight, QuantizedWeight):
         return quantized.linear(x, weight, bias)
+    if isinstance(weight, SplitWeight):
+        return project_split(x, weight, bias)
     return dense.linear(x, weight, bias)
+
+
+def project_split(x: Tensor, weight: SplitWeight, bias: Tensor | None) -> Tensor:
+    """Return x @ weight.T + bias. Both parts of the weight write their columns of the result."""
+    count = weight.first.outputs
+    last = len(weight.last) if isinstance(weight.last, Tensor) else weight.last.outputs
+    y = x.new_empty(len(x), count + last)
+    quantized.linear(x, weight.first, None if bias is None else bias[:count], y[:, :count])
+    dense.linear(x, weight.last, None if bias is None else bias[count:], y[:, count:])
+    return y

@@ -114,14 +114,15 @@ class Mamba2Mixer(nn.Module):
 
     index: the layer's number among the model's Mamba-2 layers, from 0. Its state tensors are pools.state[2·index] and
     pools.state[2·index + 1].
-    Rows of in_proj in order: z (inner), x (inner), B (groups·state), C (groups·state), dt (heads).
+    Rows of in_proj in order: z (inner), x (inner), B (groups·state), C (groups·state), dt (heads). The rows
+    of dt, which decide the decay, are never quantized: their errors add up in the state.
     """
 
     def __init__(self, settings: Mamba2Settings, index: int, dtype: torch.dtype) -> None:
         super().__init__()
         s = self.settings = settings
         self.index = index
-        self.in_proj = Linear(s.hidden, s.inner + s.channels + s.heads, s.bias, dtype)
+        self.in_proj = Linear(s.hidden, s.inner + s.channels + s.heads, s.bias, dtype, s.heads)
         self.conv1d = Conv1d(s.channels, s.kernel, s.conv_bias, dtype)
         self.dt_bias = nn.Parameter(torch.empty(s.heads, dtype=torch.float32))
         self.A_log = nn.Parameter(torch.empty(s.heads, dtype=torch.float32))

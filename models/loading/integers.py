@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from functools import cache
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from baton.kernels.linear.quantized import OUTPUTS_AT_ONCE, quantize
 from baton.kernels.moe.experts import PARTS
 from baton.models.layers.experts import Experts
 from baton.models.layers.linear import Embedding, Linear
+
+QUANTIZED = "without decay, dt, beta and gates"
+"""The rule by which weights are quantized, for the fingerprint of states. Change this when other weights are."""
 
 
 def bytes_saved(model: nn.Module, bits: int) -> int:
@@ -23,10 +26,14 @@ def bytes_saved(model: nn.Module, bits: int) -> int:
     )
 
 
-def matrices_of(model: nn.Module) -> Iterator[tuple[nn.Parameter, int, int, int]]:
+def matrices_of(model: nn.Module) -> Iterator[tuple[Tensor, int, int, int]]:
     """Yield (weight, number of its matrices, outputs of a matrix, inputs of a matrix) for each quantized weight."""
     for module in model.modules():
-        if isinstance(module, Linear) or (isinstance(module, Embedding) and module.tied):
+        if isinstance(module, Linear):
+            weight = module.weight[: module.outputs - module.floats]
+            if len(weight):
+                yield weight, 1, *weight.shape
+        elif isinstance(module, Embedding) and module.tied:
             yield module.weight, 1, *module.weight.shape
         elif isinstance(module, Experts):
             for weight, parts in ((module.input_linear, PARTS[module.activation]), (module.output_linear, 1)):

@@ -14,6 +14,7 @@ from baton.actors.forward.streams import CpuStream
 from baton.actors.runtime.relay import Relay
 from baton.actors.scheduler.strategy import Strategy
 from baton.actors.storage.host_memory import HostStates
+from baton.api import wiring
 from baton.api.config import Config
 from baton.api.generation.gateway import Gateway
 from baton.api.machine.batch import batch_limits
@@ -106,6 +107,16 @@ def test_states_are_distinguished_by_the_dtype_of_their_weights(tmp_path: Path) 
         return name_states(Config(dtype=dtype), model, tmp_path)
 
     assert name("auto") == name("bfloat16") != name("float32")
+
+
+def test_states_are_distinguished_by_what_is_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States of a version that quantized other weights are not resumed; without --quantize they are."""
+    (tmp_path / "config.json").write_text(json.dumps(MAMBA2))
+    model, before = random_model(MAMBA2, torch.float32, torch.device("cpu"), seed=0), list[str]()
+    for rule in ("other weights", wiring.QUANTIZED):
+        monkeypatch.setattr(wiring, "QUANTIZED", rule)
+        before += [name_states(Config(quantize=quantize), model, tmp_path) for quantize in ("none", "int8", "int4")]
+    assert before[0] == before[3] and len(set(before)) == 5
 
 
 def test_tf32_is_off_unless_asked(tmp_path: Path) -> None:

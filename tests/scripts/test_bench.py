@@ -206,7 +206,8 @@ def test_states_in_bfloat16_are_compared_with_float32() -> None:
 
 @pytest.mark.soak
 def test_quantized_weights_are_compared_with_bfloat16() -> None:
-    lines = bench("quantize", "--steps", "4", "--rounds", "1", "--layers", "1", "--threads", "1", "--tokens", "80")
+    sizes = ("--steps", "4", "--rounds", "1", "--layers", "1", "--threads", "1", "--tokens", "80")
+    lines = bench("quantize", *sizes, "--parts", "mamba2-129m", "--model", "mamba2-129m")
     errors = {line.split("  ")[0]: line.split()[-4:] for line in lines if line.endswith("%")}
     assert list(errors) == ["bfloat16", "int8, bfloat16", "int8, float32", "int4, bfloat16", "int4, float32"]
     for mean, p99, most, _ in errors.values():

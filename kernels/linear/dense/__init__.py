@@ -33,13 +33,16 @@ def pack(weight: Tensor) -> PackedWeight | None:
     return PackedWeight(cpu.packed(weight), outputs, inputs, False) if cpu.takes(weight) else None
 
 
-def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
-    """Compute reference.linear with the form for the weight's layout."""
+def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """Compute reference.linear with the form for the weight's layout.
+
+    out: where to write the result, such as columns of a wider tensor; None for a new tensor.
+    """
     if isinstance(weight, Tensor):
-        return cpu.linear(x, weight, bias)
+        return cpu.linear(x, weight, bias, out)
     if weight.with_rows:
-        return native.linear(x, weight.data, weight.outputs, bias)
-    return cpu.linear(x, weight.data, bias)
+        return native.linear(x, weight.data, weight.outputs, bias, out)
+    return cpu.linear(x, weight.data, bias, out)
 
 
 def look_up(tokens: Tensor, weight: Tensor | PackedWeight) -> Tensor:

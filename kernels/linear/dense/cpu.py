@@ -26,8 +26,13 @@ def packed(weight: Tensor, rows: int = 16) -> Tensor:
     return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows))
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute reference.linear. weight: plain, or in oneDNN's layout."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """Compute reference.linear, in `out` if it is given. weight: plain, or in oneDNN's layout."""
     if weight.is_mkldnn:
-        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
-    return F.linear(x, weight, bias)
+        y = cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
+        return y if out is None else out.copy_(y)
+    if out is None:
+        return F.linear(x, weight, bias)
+    if bias is None:
+        return torch.mm(x, weight.t(), out=out)
+    return torch.addmm(bias, x, weight.t(), out=out)

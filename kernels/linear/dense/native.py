@@ -42,8 +42,11 @@ def packed(weight: Tensor) -> Tensor:
     return result
 
 
-def linear(x: Tensor, weight: Tensor, outputs: int, bias: Tensor | None) -> Tensor:
-    """Compute reference.linear with a packed weight. Raise ValueError for other dtypes and layouts."""
+def linear(x: Tensor, weight: Tensor, outputs: int, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """Compute reference.linear with a packed weight, in `out` if it is given.
+
+    Raise ValueError for other dtypes and layouts.
+    """
     run = cpp.function(LINEAR)
     assert run is not None
     rows, inputs = x.shape
@@ -53,10 +56,28 @@ def linear(x: Tensor, weight: Tensor, outputs: int, bias: Tensor | None) -> Tens
         raise ValueError(f"bias is {tuple(bias.shape)} of {bias.dtype} for {outputs} outputs in {weight.dtype}")
     if x.stride(1) != 1:
         x = x.contiguous()
-    y = torch.empty(rows, outputs, dtype=x.dtype)
+    y = torch.empty(rows, outputs, dtype=x.dtype) if out is None else checked_out(out, x, outputs)
     at = None if bias is None else bias.data_ptr()
-    run(TYPES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(), at, y.data_ptr(), outputs, rows, inputs, outputs)
+    run(
+        TYPES[x.dtype],
+        x.data_ptr(),
+        x.stride(0),
+        weight.data_ptr(),
+        at,
+        y.data_ptr(),
+        y.stride(0),
+        rows,
+        inputs,
+        outputs,
+    )
     return y
+
+
+def checked_out(out: Tensor, x: Tensor, outputs: int) -> Tensor:
+    """Return `out`. Raise ValueError unless the C functions can write a result for x into it, row by row."""
+    if out.shape != (len(x), outputs) or out.dtype != x.dtype or out.stride(1) != 1 or not out.is_cpu:
+        raise ValueError(f"out is {tuple(out.shape)} of {out.dtype} for {len(x)} rows of {outputs} in {x.dtype}")
+    return out
 
 
 def look_up(tokens: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:

@@ -21,7 +21,9 @@ class Implementation(Protocol):
 
     def packed(self, codes: Tensor, scales: Tensor, bits: int) -> Tensor: ...
 
-    def linear(self, x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None) -> Tensor: ...
+    def linear(
+        self, x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None, out: Tensor | None
+    ) -> Tensor: ...
 
     def look_up(
         self, tokens: Tensor, data: Tensor, bits: int, shape: tuple[int, int], dtype: torch.dtype
@@ -52,9 +54,12 @@ def quantize(weight: Tensor, bits: int) -> QuantizedWeight:
     return QuantizedWeight(torch.cat(parts), bits, outputs, inputs, weight.dtype, layout)
 
 
-def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-    """Compute reference.linear with the weight's implementation."""
-    return _by(weight.layout).linear(x, weight.data, weight.bits, weight.outputs, bias)
+def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """Compute reference.linear with the weight's implementation.
+
+    out: where to write the result, such as columns of a wider tensor; None for a new tensor.
+    """
+    return _by(weight.layout).linear(x, weight.data, weight.bits, weight.outputs, bias, out)
 
 
 def look_up(tokens: Tensor, weight: QuantizedWeight) -> Tensor:

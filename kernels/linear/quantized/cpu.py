@@ -26,12 +26,13 @@ def packed(codes: Tensor, scales: Tensor, bits: int) -> Tensor:
     return torch.cat([scales[:, :, None].view(torch.uint8), held.view(torch.uint8)], dim=2)
 
 
-def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None) -> Tensor:
-    """Compute reference.linear. data: the result of `packed`, of length `outputs`."""
+def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """Compute reference.linear, in `out` if it is given. data: the result of `packed`, of length `outputs`."""
     wide = x.float()
     parts = [wide @ _numbers(part, bits)[:, : x.shape[1]].t() for part in torch.split(data, OUTPUTS_AT_ONCE)]
     y = torch.cat(parts, dim=1)
-    return (y if bias is None else y.add_(bias)).to(x.dtype)
+    y = (y if bias is None else y.add_(bias)).to(x.dtype)
+    return y if out is None else out.copy_(y)
 
 
 def look_up(tokens: Tensor, data: Tensor, bits: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:

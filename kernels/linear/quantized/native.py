@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from baton.kernels.linear.dense.native import checked_out
 from baton.kernels.linear.quantized import reference
 from baton.kernels.linear.quantized.reference import GROUP
 from baton.kernels.runtime import cpp
@@ -53,8 +54,11 @@ def packed(codes: Tensor, scales: Tensor, bits: int) -> Tensor:
     return torch.cat(both, dim=2)
 
 
-def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None) -> Tensor:
-    """Compute reference.linear with packed data. Raise ValueError for other dtypes and layouts."""
+def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """Compute reference.linear with packed data, in `out` if it is given.
+
+    Raise ValueError for other dtypes and layouts.
+    """
     run = cpp.function(LINEAR)
     assert run is not None
     rows, inputs = x.shape
@@ -64,10 +68,10 @@ def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None
         raise ValueError(f"bias is {tuple(bias.shape)} of {bias.dtype} for {outputs} outputs in {x.dtype}")
     if x.stride(1) != 1:
         x = x.contiguous()
-    y = torch.empty(rows, outputs, dtype=x.dtype)
+    y = torch.empty(rows, outputs, dtype=x.dtype) if out is None else checked_out(out, x, outputs)
     at = None if bias is None else bias.data_ptr()
     sizes = (rows, inputs, outputs)
-    run(TYPES[x.dtype], bits, x.data_ptr(), x.stride(0), data.data_ptr(), at, y.data_ptr(), outputs, *sizes)
+    run(TYPES[x.dtype], bits, x.data_ptr(), x.stride(0), data.data_ptr(), at, y.data_ptr(), y.stride(0), *sizes)
     return y
 
 

@@ -12,6 +12,7 @@ from triton import language as tl
 from baton.kernels.linear.quantized.reference import GROUP
 from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, dot_precision, launch
 from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.layout import row_stride
 
 BLOCK: tl.constexpr = tl.constexpr(64)
 """Outputs of one packed block."""
@@ -45,8 +46,8 @@ def packed(codes: Tensor, scales: Tensor, bits: int) -> Tensor:
     return torch.cat([pairs.contiguous().view(torch.uint8).flatten(2), words.flatten(2)], dim=2)
 
 
-def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None) -> Tensor:
-    """Compute reference.linear with packed data. Raise ValueError if its shape does not fit.
+def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """Compute reference.linear with packed data, in `out` if it is given. Raise ValueError if a shape does not fit.
 
     Products of float32 are exact unless use_tf32(True) was called.
     """
@@ -54,7 +55,10 @@ def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None
     rows, inputs = x.shape
     if data.shape != data_shape(outputs, inputs, bits):
         raise ValueError(f"x is {tuple(x.shape)} for {tuple(data.shape)} of {bits} bits and {outputs} outputs")
-    y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    if out is not None and (out.shape != (rows, outputs) or out.dtype != x.dtype):
+        raise ValueError(f"out is {tuple(out.shape)} of {out.dtype} for {rows} rows of {outputs} in {x.dtype}")
+    y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if out is None else out
+    stride = row_stride(y)
     splits, steps = _splits(outputs, data.shape[1])
     is_apart = splits > 1 and rows <= APART
     sums = torch.empty(splits, rows, outputs, dtype=torch.float32, device=x.device) if is_apart else y
@@ -67,6 +71,7 @@ def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None
         config=config,
         OUTPUTS=outputs,
         INPUTS=inputs,
+        STRIDE=outputs if is_apart else stride,
         STEPS=data.shape[1],
         SPLIT_STEPS=steps,
         SPLITS=1 if is_apart else splits,
@@ -80,6 +85,7 @@ def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None
             *(sums, bias, y, rows),
             config=ADD_CONFIG,
             OUTPUTS=outputs,
+            STRIDE=stride,
             SPLITS=splits,
         )
     return y
@@ -174,6 +180,7 @@ def _project(
     rows,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    STRIDE: tl.constexpr,
     STEPS: tl.constexpr,
     SPLIT_STEPS: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -185,7 +192,7 @@ def _project(
 ):
     """Compute a tile of y: the sum of SPLITS consecutive splits, beginning with the program's own.
 
-    Grid: tiles of outputs, tiles of rows, splits.
+    Grid: tiles of outputs, tiles of rows, splits. STRIDE: elements from a row of y to the next.
     """
     outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     at = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -199,7 +206,7 @@ def _project(
         total += product(data_ptr, outs, inside, rows_ptr, here, begin, end, INPUTS, BITS, PRECISION, STAGES)
     if bias_ptr is not None:
         total += tl.load(bias_ptr + outs, inside, other=0.0).to(tl.float32)[:, None]
-    places = (tl.program_id(2) * rows + at).to(tl.int64)[None, :] * OUTPUTS + outs[:, None]
+    places = (tl.program_id(2) * rows + at).to(tl.int64)[None, :] * STRIDE + outs[:, None]
     tl.store(y_ptr + places, total.to(y_ptr.dtype.element_ty), inside[:, None] & here[None, :])
 
 
@@ -260,10 +267,14 @@ def _add_splits(
     y_ptr,
     rows,
     OUTPUTS: tl.constexpr,
+    STRIDE: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
-    """Add up the splits, in the same order as _project does. Grid: tiles of outputs, rows."""
+    """Add up the splits, in the same order as _project does. Grid: tiles of outputs, rows.
+
+    STRIDE: elements from a row of y to the next.
+    """
     outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     inside = outs < OUTPUTS
     row = tl.program_id(1).to(tl.int64)
@@ -272,7 +283,7 @@ def _add_splits(
         total += tl.load(sums_ptr + (split * rows + row) * OUTPUTS + outs, inside, other=0.0)
     if bias_ptr is not None:
         total += tl.load(bias_ptr + outs, inside, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row * OUTPUTS + outs, total.to(y_ptr.dtype.element_ty), inside)
+    tl.store(y_ptr + row * STRIDE + outs, total.to(y_ptr.dtype.element_ty), inside)
 
 
 @jit

@@ -21,7 +21,9 @@ from baton.models.loading.checkpoint import load_model, random_model
 from baton.models.text.tokenizer import load_text
 from scripts.benchmarks.common.bare import Bare
 from scripts.benchmarks.common.contenders import Workbench
-from scripts.benchmarks.common.shapes import BUNDLED
+from scripts.benchmarks.common.shapes import BUNDLED, SHAPES, config_of
+from scripts.benchmarks.common.trained import imitate_training
+from scripts.benchmarks.parts.rounding import ALL, INTEGERS, PARTS, errors_by_part
 from scripts.demo.lessons import LESSONS, make_chat
 from scripts.demo.text import plain
 
@@ -31,16 +33,24 @@ PAGE_SIZE, CHUNK = 16, 256
 BATCHES = (1, 4, 16)
 PROMPT_TOKENS, SHORT_PROMPT_TOKENS, STEP_TOKENS = 2048, 16, 512
 PROJECTION, COPIES = (3352, 768), 24
+PARTED = ("bundled", *(name for name in SHAPES if name not in ("tiny", "null")))
+PART_LAYERS, PART_VOCABULARY, PART_TOKENS = 4, 4096, 256
 Load = Callable[[torch.dtype, int | None], Model]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="length of the texts on which errors are measured")
     parser.add_argument("--steps", type=int, default=32, help="tokens decoded in each measurement")
+    parser.add_argument("--parts", nargs="*", choices=PARTED, default=PARTED, help="models whose parts are rounded")
 
 
 def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    # These are loaded before native kernels are installed, so that their weights stay unpacked.
+    unpacked = {name: unpacked_model(name, options.layers or PART_LAYERS, options.tokens) for name in options.parts}
     prepare().install(options.threads)
+    cpp.use_threads(options.threads)
+    for bits in (8, 4):
+        show_parts(unpacked, bits)
     measure(workbench.config, options.threads, options.rounds or 5, options.steps, options.tokens)
 
 
@@ -64,6 +74,35 @@ def measure(config: dict[str, Any], threads: int, rounds: int, steps: int, token
     show_projection(rounds * 4)
     cpp.use_threads(threads)
     show_speeds({name: random_weights(torch.bfloat16, bits) for name, bits in BITS.items()}, threads, rounds, steps)
+
+
+def unpacked_model(name: str, layers: int, tokens: int) -> tuple[Model, list[int]]:
+    """Return a float32 model, and tokens for it: the bundled model, or one of a family that imitates a trained one."""
+    if name == "bundled":
+        return load_model(BUNDLED, torch.float32, CPU), some_chats(tokens)
+    model = random_model(config_of(name, layers) | {"vocab_size": PART_VOCABULARY}, torch.float32, CPU, seed=0)
+    imitate_training(model, seed=1)
+    rng = random.Random(0)
+    return model, [rng.randrange(PART_VOCABULARY) for _ in range(min(tokens, PART_TOKENS))]
+
+
+def show_parts(models: dict[str, tuple[Model, list[int]]], bits: int) -> None:
+    """Print the mean KL divergence from float32 weights if only one part of a model is rounded, and if all are."""
+    print(f"int{bits} by part: mean KL to float32, in nats; arithmetic in float32")
+    columns = (*PARTS, ALL, INTEGERS)
+    print(f"{'':<22}" + "".join(f"{name:>18}" for name in columns))
+    for name, (model, ids) in models.items():
+
+        def predict(model: Model, ids: list[int] = ids) -> Tensor:
+            return torch.cat(list(log_probabilities(model, ids)))
+
+        errors = errors_by_part(model, bits, predict)
+        print(f"{name:<22}" + "".join(f"{figure(errors.get(part)):>18}" for part in columns), flush=True)
+    print()
+
+
+def figure(error: float | None) -> str:
+    return "" if error is None else f"{error:.2e}"
 
 
 def some_chats(tokens: int) -> list[int]:

@@ -1,11 +1,14 @@
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from baton.kernels.linear.dense import linear, look_up, native, pack
+from baton.kernels.linear.dense import PackedWeight, cpu, linear, look_up, native, pack
 from baton.models.layers.linear import Embedding, Linear
 from tests.kernels.installed import installed, runnable
+from tests.kernels.linear.test_quantized import assert_writes_columns
 
 F32, BF16 = torch.float32, torch.bfloat16
 DTYPES = st.sampled_from([F32, BF16])
@@ -79,6 +82,20 @@ def test_rows_are_looked_up_out_of_the_packed_weight(dtype: torch.dtype, vocab: 
     for outside in (-1, vocab):
         with pytest.raises(IndexError, match=f"not in a table of {vocab}"):
             look_up(torch.tensor([0, outside]), packed)
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_results_are_written_to_columns_of_a_wider_tensor(rows: int, dtype: torch.dtype) -> None:
+    x, weight, bias = drawn(0, rows, 71, 45, dtype)
+    layouts = [weight, pack(weight), *([PackedWeight(cpu.packed(weight), 45, 71, False)] if cpu.takes(weight) else [])]
+    for each in layouts:
+        assert each is not None
+        for added in (bias, None):
+            assert_writes_columns(partial(linear, x, each, added), rows, 45, dtype)
+    with pytest.raises(ValueError, match="out is"):
+        linear(x, pack(weight) or weight, None, x)
 
 
 @pytest.mark.usefixtures("target")

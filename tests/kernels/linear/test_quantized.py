@@ -1,8 +1,13 @@
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+from baton.kernels.linear.dense import reference as dense
 from baton.kernels.linear.quantized import QuantizedWeight, cpu, linear, look_up, native, quantize, reference
 from baton.models.layers.linear import Embedding, Linear
 from tests.kernels.installed import installed, runnable
@@ -202,6 +207,32 @@ def test_other_layouts_are_refused() -> None:
         native.linear(x, data, 8, 40, bias[:5])
 
 
+def assert_writes_columns(
+    project: Callable[[Tensor | None], Tensor], rows: int, outputs: int, dtype: torch.dtype
+) -> None:
+    """Check that a projection writes only its own columns of a wider tensor, with the bits of a new tensor.
+
+    project: takes `out` and returns the result.
+    """
+    wide = torch.full((rows, outputs + 48), 7, dtype=dtype)
+    assert torch.equal(project(wide[:, 16 : 16 + outputs]), project(None))
+    assert torch.equal(wide[:, 16 : 16 + outputs], project(None))
+    assert (wide[:, :16] == 7).all() and (wide[:, 16 + outputs :] == 7).all()
+
+
+@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_results_are_written_to_columns_of_a_wider_tensor(rows: int, dtype: torch.dtype, bits: int) -> None:
+    x, weight, bias = drawn(0, rows, 130, 45, dtype)
+    for added in (bias, None):
+        for integers in (by_torch(weight, bits), quantize(weight, bits)):
+            assert_writes_columns(partial(linear, x, integers, added), rows, 45, dtype)
+    with pytest.raises(ValueError, match="out is"):
+        linear(x, quantize(weight, bits), None, x)
+
+
 @pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("bits", [8, 4])
 def test_layers_keep_only_the_integers(bits: int) -> None:
@@ -221,3 +252,21 @@ def test_layers_keep_only_the_integers(bits: int) -> None:
     assert torch.equal(table(tokens), look_up(tokens, integers))
     assert torch.equal(layer(x), table.logits(x))
     assert torch.equal(layer(x), linear(x, integers, None))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("is_native", [True, False])
+def test_the_last_outputs_of_a_layer_stay_floats(is_native: bool, dtype: torch.dtype, bits: int) -> None:
+    x, weight, bias = drawn(0, 5, 64, 96, dtype)
+    layer = Linear(64, 96, True, dtype, 40)
+    layer.weight.data.copy_(weight)
+    layer.bias = nn.Parameter(bias, requires_grad=False)
+    with installed() if is_native else nullcontext():
+        layer.pack(bits)
+        y = layer(x)
+    codes, scales = reference.quantize(weight[:56], bits)
+    rounding = 2**-8 if dtype == BF16 else 1e-5
+    torch.testing.assert_close(y[:, :56], reference.linear(x, codes, scales, bias[:56]), rtol=rounding, atol=1e-4)
+    torch.testing.assert_close(y[:, 56:], dense.linear(x, weight[56:], bias[56:]), rtol=rounding, atol=1e-4)
+    assert layer.float_weight is not None and layer.weight.dtype == torch.uint8

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from baton.models.config import ModelError
 from baton.models.loading import checkpoint
+from baton.models.loading.checkpoint import load_model
 from baton.models.mamba2 import FAMILY
 from tests.models.loading.test_loading import Change, assert_loads_alike, copied, load, run
 from tests.models.loading.test_pieces import fuse, fused
@@ -162,6 +163,23 @@ def test_experts_and_fused_projections_are_dequantized(oracle: Oracle, tmp_path:
     assert all(any(re.search(part, name) for name in quantized) for part in ("experts|_moe", "in_proj|q_proj"))
     save_file({name: tensor.float() for name, tensor in meant.items()}, plain / "model.safetensors")
     assert_loads_alike(path, plain)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_next-moe", "kimi_linear-moe"])
+def test_quantized_weights_are_made_of_the_dequantized_ones(
+    oracle: Oracle, tmp_path: Path, name: str, bits: int
+) -> None:
+    path, plain = (copied(oracle.checkpoint(name), tmp_path / folder) for folder in ("fp8", "plain"))
+    meant = quantize(path, FORMATS["fp8 by block"])
+    save_file({name: tensor.float() for name, tensor in meant.items()}, plain / "model.safetensors")
+    found, expected = (load_model(folder, None, torch.device("cpu"), bits=bits) for folder in (path, plain))
+    assert isinstance(found, nn.Module) and isinstance(expected, nn.Module)
+    weights, floats = dict(expected.named_parameters()), 0
+    for leaf, weight in found.named_parameters():
+        assert torch.equal(weight, weights.pop(leaf)), leaf
+        floats += leaf.endswith("float_weight")
+    assert not weights and floats
 
 
 def take_apart(tensors: dict[str, Tensor]) -> None:

@@ -12,8 +12,12 @@ from torch import Tensor, nn
 from baton.actors.runtime.sizing import count_parameters, weight_bytes
 from baton.kernels.linear.quantized import QuantizedWeight
 from baton.models.batch import Batch, Model, Prefill, allocate
+from baton.models.layers.attention import Attention
+from baton.models.layers.delta import DeltaMixer
 from baton.models.layers.experts import Experts
+from baton.models.layers.kda import KdaMixer
 from baton.models.layers.linear import Embedding, Linear
+from baton.models.layers.mamba2 import Mamba2Mixer
 from baton.models.loading import filling
 from baton.models.loading.checkpoint import load_model
 from baton.models.text.tokenizer import load_text
@@ -30,7 +34,8 @@ NAMES = [
     "granitemoehybrid-moe",
     "nemotron_h-moe-latent",
 ]
-FAMILIES = pytest.mark.parametrize("name", NAMES)
+OTHER_FAMILIES = ["bamba", "falcon_h1", "qwen3_next-moe", "qwen3_5_text", "kimi_linear-moe"]
+FAMILIES = pytest.mark.parametrize("name", [*NAMES, *OTHER_FAMILIES])
 
 
 def load(path: Path, bits: int | None, dtype: torch.dtype = torch.float32) -> Model:
@@ -51,19 +56,42 @@ def modules(model: Model) -> Iterator[tuple[str, nn.Module]]:
     return model.named_modules()
 
 
+def floats_of(module: nn.Module) -> dict[str, int]:
+    """Return how many last outputs of a layer's projections must stay floats, by the projection's name."""
+    if isinstance(module, Mamba2Mixer):
+        return {"in_proj": module.settings.heads}  # dt
+    if isinstance(module, DeltaMixer):
+        return {"in_proj": 2 * module.settings.value_heads}  # β and the decay
+    if isinstance(module, KdaMixer):
+        inner, narrow = module.settings.inner, module.settings.heads + 2 * module.settings.width
+        return {"in_proj": narrow, "f_b_proj": inner, "g_b_proj": inner}  # β, and both parts of the decay and the gate
+    if isinstance(module, Attention) and module.settings.gated:
+        return {"gate_proj": module.settings.heads * module.settings.head_dim}
+    return {name: 1 for name, _ in module.named_children() if name == "shared_expert_gate"}
+
+
 @FAMILIES
 @pytest.mark.parametrize("bits", [8, 4])
 def test_projections_are_integers_and_nothing_else(oracle: Oracle, name: str, bits: int) -> None:
     model, plain = load(oracle.checkpoint(name), bits), load(oracle.checkpoint(name), None)
-    originals = dict(plain.named_parameters()) if isinstance(plain, nn.Module) else {}
+    assert isinstance(plain, nn.Module) and isinstance(model, nn.Module)
+    originals = dict(plain.named_parameters())
+    floats = {f"{path}.{leaf}": rows for path, part in modules(model) for leaf, rows in floats_of(part).items()}
     for path, module in modules(model):
-        integers = isinstance(module, Linear) or (isinstance(module, Embedding) and module.tied)
+        original, rows = originals.get(f"{path}.weight"), floats.get(path, 0)
+        integers = isinstance(module, Embedding) and module.tied
+        if isinstance(module, Linear):
+            assert original is not None
+            integers = rows < len(original)
         if integers:
-            assert isinstance(module.packed, QuantizedWeight)
-            assert (module.packed.bits, module.packed.dtype) == (bits, torch.float32)
+            packed = module.integers if isinstance(module, Linear) else module.packed
+            assert original is not None and isinstance(packed, QuantizedWeight)
+            assert (packed.bits, packed.dtype, packed.outputs) == (bits, torch.float32, len(original) - rows)
         for leaf, parameter in module.named_parameters(recurse=False):
             if (leaf == "weight" and integers) or isinstance(module, Experts):
                 assert parameter.dtype == torch.uint8
+            elif leaf == "float_weight":
+                assert original is not None and torch.equal(parameter, original[-rows:])
             else:
                 assert torch.equal(parameter, originals[f"{path}.{leaf}"])
     assert count_parameters(model) == count_parameters(plain)
@@ -108,7 +136,10 @@ def test_tensors_are_quantized_one_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         for path, module in model.named_modules():
             if isinstance(module, Linear) and not module.weight.is_meta:
                 assert module.weight.dtype == torch.uint8, path
-                assert module.packed is not None and module.weight.data_ptr() == module.packed.data.data_ptr()
+                assert module.integers is not None
+                assert module.weight.data_ptr() == module.integers.data.data_ptr()
+                floats = module.float_weight
+                assert floats is None or floats.untyped_storage().nbytes() == floats.nbytes, "the rest is not kept"
 
     monkeypatch.setattr(filling, "assign", watched)
     model = load_model(BUNDLED, None, CPU, before_packing=lambda: steps.append("kernels"), bits=8)

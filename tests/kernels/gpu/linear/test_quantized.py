@@ -1,5 +1,7 @@
 """Linear layers with integer weights in Triton: equal to the reference, and batch-invariant."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -12,7 +14,7 @@ from baton.models.layers.linear import Embedding, Linear
 from baton.models.loading.checkpoint import random_model
 from tests.actors.test_ring import MODELS
 from tests.kernels.gpu.shapes.quantized_linear import CASES
-from tests.kernels.linear.test_quantized import BITS, F32, assert_projects, drawn
+from tests.kernels.linear.test_quantized import BITS, F32, assert_projects, assert_writes_columns, drawn
 from tests.models.loading.test_quantized import logits, modules
 
 few = settings(max_examples=25, deadline=None)
@@ -57,6 +59,21 @@ def test_results_are_batch_invariant_and_independent_of_strides(
     apart = torch.full((3, inputs + 1), torch.nan)
     apart[:, :inputs] = x[:3]
     assert torch.equal(linear(apart[:, :inputs], integers, bias), together[:3])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("split_outputs", [140, 45])
+@pytest.mark.parametrize("rows", [1, triton.APART + 1])
+def test_results_are_written_to_columns_of_a_wider_tensor(
+    rows: int, split_outputs: int, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "SPLIT_OUTPUTS", split_outputs)
+    x, weight, bias = drawn(0, rows, 1024, 70, F32)
+    integers = by_triton(weight, bits)
+    assert triton._splits(70, integers.data.shape[1])[0] == (2 if split_outputs == 140 else 1)
+    assert_writes_columns(partial(linear, x, integers, bias), rows, 70, F32)
+    with pytest.raises(ValueError, match="out is"):
+        linear(x, integers, None, x)
 
 
 @given(outputs=st.integers(1, 300_000), steps=st.integers(1, 300))
@@ -162,6 +179,8 @@ def test_a_model_computes_the_same_as_with_torch(family: str, bits: int) -> None
     by_torch = random_model(config, F32, torch.device("cpu"), seed=1, bits=bits)
     with gpu.computes_for("cpu"):
         by_triton = random_model(config, F32, torch.device("cpu"), seed=1, bits=bits)
-    layouts = {module.packed.layout for _, module in modules(by_triton) if isinstance(module, Linear) and module.packed}
+    layouts = {
+        module.integers.layout for _, module in modules(by_triton) if isinstance(module, Linear) and module.integers
+    }
     assert layouts == {"triton"}
     torch.testing.assert_close(logits(by_triton), logits(by_torch), rtol=1e-4, atol=1e-4)
