@@ -97,7 +97,8 @@ def draw(
                         row_ptr, list_ptr, is_listed, stop, lowest, limit, top_p, mass, greatest, temperature, CHUNK
                     )
                 token = _draw_from(row_ptr, list_ptr, is_listed, stop, cut, least, number, greatest, temperature, CHUNK)
-    tl.store(tokens_ptr + row, token)
+    # NO_TOKEN, if no weight exceeds the target: another kernel would read the embeddings at an index out of range.
+    tl.store(tokens_ptr + row, tl.minimum(token, VOCAB - 1))
     tl.store(finite_ptr + row, is_finite(greatest))
 
 

@@ -7,6 +7,9 @@ Stochastic rounding is right on average, so small changes add up.
 import torch
 from torch import Tensor
 
+NAN = 0x7FC0
+"""The bits of bfloat16's NaN."""
+
 
 def round_stochastically(states: Tensor, positions: Tensor) -> Tensor:
     """Round states, float32 [R, ...], to one of the two nearest bfloat16 numbers; the nearer one is more probable.
@@ -14,14 +17,14 @@ def round_stochastically(states: Tensor, positions: Tensor) -> Tensor:
     A random integer of 16 bits is added to the float's bits before the lower 16 are cut off. The random integer is a
     pure function of the element's index in the state and of the row's absolute position, so it does not depend on other
     rows or on threads. Its arithmetic is on wrapping integers, so it is the same on every device.
-    A NaN stays a NaN if its lower 16 bits are 0, which holds for the NaNs that arithmetic produces.
+    Every NaN becomes NAN: with an integer added, the bits of the NaN that GPUs produce, 0x7FFFFFFF, would become -0.
 
     positions: int64 [R], each row's absolute position.
     """
     places = torch.arange(states[0].numel(), dtype=torch.int32, device=states.device)
     chance = _mix(places + _mix(positions.int())[:, None]) >> 16 & 0xFFFF
     bits = states.contiguous().view(torch.int32) + chance.view(states.shape)
-    return (bits >> 16).to(torch.int16).view(torch.bfloat16)
+    return torch.where(states.isnan(), NAN, bits >> 16).to(torch.int16).view(torch.bfloat16)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -5,6 +5,9 @@ from triton import language as tl
 from baton.kernels.runtime.triton import KernelConfig
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.sizes import next_power_of_2
+from baton.kernels.state_pool import rounding
+
+NAN = tl.constexpr(rounding.NAN)
 
 
 def candidates(size: int) -> list[KernelConfig]:
@@ -34,7 +37,8 @@ def rounded(state, places, position):
     position: the row's absolute position, int64.
     """
     chance = _mix(places + _mix(position.to(tl.int32))) >> 16 & 0xFFFF
-    return (state.to(tl.int32, bitcast=True) + chance >> 16).to(tl.int16)
+    bits = state.to(tl.int32, bitcast=True) + chance >> 16
+    return tl.where(state != state, NAN, bits).to(tl.int16)
 
 
 @jit

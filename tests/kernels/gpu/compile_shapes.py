@@ -15,8 +15,9 @@ from triton.runtime import JITFunction
 from baton import kernels
 from baton.kernels.runtime.triton import KernelConfig, Launch, chosen, watched
 from baton.kernels.runtime.triton.configs import table_of
+from baton.kernels.runtime.triton.limits import assumed
 from tests.kernels.gpu import shapes
-from tests.kernels.gpu.compiling import SHARED, Usage, Variant, compiled, name_of, variant_of
+from tests.kernels.gpu.compiling import KIB, SHARED, Variant, Work, compiled, name_of, variant_of
 
 # Targets by a part of the GPU's name. If several parts match, the last one counts.
 GPUS = {
@@ -54,16 +55,18 @@ def main() -> None:
     )
     parser.add_argument("--table", type=Path, help="compile the configurations of a file like configs.json instead")
     options = parser.parse_args()
-    usages, unmet = list[Usage](), list[str]()
+    work, unmet = list[Work](), list[str]()
     if options.table:
         for gpu, table in tables(options.table).items():
-            used, variants = configured(table)
+            used, variants = configured(table, target_of(gpu))
             unmet += [f"{gpu}: {kernel}: {shape}" for kernel, shape in table.keys() - used]
-            usages += compiled(variants, [target_of(gpu)], processes())
+            work += [(variant, case, target_of(gpu)) for variant, case in variants.items()]
     else:
-        variants = {variant_of(launch): case for case, launch in launches(options.cases)}
-        selected = widest(variants) if options.widest else variants
-        usages += compiled(selected, options.targets, processes())
+        for target in options.targets:
+            variants = {variant_of(launch): case for case, launch in launches(options.cases, target)}
+            selected = widest(variants) if options.widest else variants
+            work += [(variant, case, target) for variant, case in selected.items()]
+    usages = list(compiled(work, processes()))
     excess = [fault for usage in usages for fault in usage.excess()]
     print(json.dumps({"taken": [*map(asdict, usages)], "excess": excess, "unused": unused(), "unmet": unmet}))
 
@@ -73,12 +76,15 @@ def processes() -> int:
     return max(2, (os.cpu_count() or 2) // 2)
 
 
-def launches(pattern: str = "") -> Iterator[tuple[str, Launch]]:
-    """Yield the launches of the cases whose names match, each with its case's name."""
+def launches(pattern: str = "", target: str = "89") -> Iterator[tuple[str, Launch]]:
+    """Yield the launches on a target of the cases whose names match, each with its case's name.
+
+    A GPU's shared memory decides on some configurations, so that an H100 runs other variants than an RTX 4090.
+    """
     for name, case in cases():
         if re.search(pattern, name):
             found = list[Launch]()
-            with watched(found.append):
+            with watched(found.append), assumed(SHARED[target] * KIB):
                 case()
             yield from ((name, launch) for launch in found)
 
@@ -140,8 +146,8 @@ def target_of(gpu: str) -> str:
     return found[-1]
 
 
-def configured(table: Table) -> tuple[set[tuple[str, str]], dict[Variant, str]]:
-    """Return the entries of a table that cases launch, and the variants that are compiled for them."""
+def configured(table: Table, target: str) -> tuple[set[tuple[str, str]], dict[Variant, str]]:
+    """Return the entries of a target's table that cases launch, and the variants that are compiled for them."""
     met, variants = set[tuple[str, str]](), dict[Variant, str]()
 
     def choose(kernel: str, shape: str, candidates: tuple[KernelConfig, ...]) -> KernelConfig:
@@ -149,7 +155,7 @@ def configured(table: Table) -> tuple[set[tuple[str, str]], dict[Variant, str]]:
         return table.get((kernel, shape), candidates[0])
 
     with chosen(choose):
-        for case, launch in launches():
+        for case, launch in launches(target=target):
             if any(launch.config is config for config in table.values()):
                 variants[variant_of(launch)] = case
     return met, variants

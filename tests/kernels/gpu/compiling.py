@@ -118,24 +118,23 @@ def type_of(argument: Any) -> str:
     return "i32" if -(2**31) <= argument < 2**31 else "i64"
 
 
-def compiled(variants: dict[Variant, str], targets: Iterable[str], processes: int) -> Iterator[Usage]:
-    """Compile each variant for each target, the largest tile first, and yield the resources that each of them needs.
+# A variant, the name of a case that launches it, and a target for which it is compiled.
+Work = tuple[Variant, str, str]
 
-    variants: for each variant, the name of a case that launches it.
-    """
-    _variants[:] = sorted(variants.items(), key=lambda item: -item[0].tile)
-    work = [(index, target) for index in range(len(_variants)) for target in targets]
+
+def compiled(work: Iterable[Work], processes: int) -> Iterator[Usage]:
+    """Compile variants, the largest tile first, and yield the resources that each of them needs."""
+    _work[:] = sorted(work, key=lambda item: -item[0].tile)
     with ProcessPoolExecutor(processes, get_context("fork")) as pool:
-        yield from pool.map(_usage, *zip(*work, strict=True))
+        yield from pool.map(_usage, range(len(_work)))
 
 
 # Kernels cannot be pickled. Worker processes inherit this list when they are forked.
-_variants: list[tuple[Variant, str]] = []
+_work: list[Work] = []
 
 
-def _usage(index: int, target: str) -> Usage:
-    variant, case = _variants[index]
-    return usage_of(variant, case, target)
+def _usage(index: int) -> Usage:
+    return usage_of(*_work[index])
 
 
 def usage_of(variant: Variant, case: str, target: str) -> Usage:

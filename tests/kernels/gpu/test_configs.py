@@ -1,9 +1,11 @@
 """The choice of a kernel's configuration."""
 
+import pytest
 import torch
 
-from baton.kernels.runtime.triton import KernelConfig, by_shape, chosen, config_of
+from baton.kernels.runtime.triton import KernelConfig, by_shape, chosen, config_of, limits
 from baton.kernels.runtime.triton.configs import table_of
+from tests.kernels.gpu.compiling import SHARED
 
 CPU = torch.device("cpu")
 SMALL, LARGE = KernelConfig({"BLOCK": 64}), KernelConfig({"BLOCK": 128}, 8)
@@ -42,3 +44,19 @@ def test_the_table_is_read() -> None:
 def test_larger_warps_keep_the_number_of_threads() -> None:
     assert [KernelConfig({}, warps).warps_of(32) for warps in (1, 4, 8)] == [1, 4, 8]
     assert [KernelConfig({}, warps).warps_of(64) for warps in (1, 4, 8)] == [1, 2, 4]
+
+
+def test_shared_memory_of_a_gpu_is_what_its_kernels_are_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for index, target in enumerate(target for target in SHARED if target.isdigit()):
+        capability = int(target) // 10, int(target) % 10
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, capability=capability: capability)
+        limits._of_gpu.cache_clear()
+        assert limits.shared_memory(torch.device("cuda", index)) == SHARED[target] * limits.KIB
+    limits._of_gpu.cache_clear()
+
+
+def test_another_device_has_what_is_assumed() -> None:
+    meta = torch.device("meta")
+    with limits.assumed(227 * limits.KIB):
+        assert limits.shared_memory(meta) == 227 * limits.KIB
+    assert limits.shared_memory(meta) == limits.LEAST

@@ -178,6 +178,16 @@ def test_bfloat16_states_are_stochastically_rounded_float32_states(layout: Layou
     assert torch.equal(found.state_pools[found.slots, 1], round_stochastically(states, found.slots * 1000))
 
 
+@pytest.mark.usefixtures("target")
+def test_nan_with_all_bits_set_stays_nan_in_bfloat16_states() -> None:
+    """Such a NaN reaches the states through the convolution; a random integer added to its bits would make it -0."""
+    layout = replace(TYPICAL, width=65, state=130)  # odd, so that whole vectors and single numbers are rounded
+    mixer = drawn(layout, F32, states=BF16)
+    mixer.conv_pools.view(torch.int32).fill_(0x7FFFFFFF)
+    mixer.run()
+    assert mixer.state_pools[mixer.slots, 1].isnan().all()
+
+
 def test_without_a_library_the_torch_path_runs() -> None:
     found = drawn(TYPICAL, F32)
     expected = found.again()

@@ -138,6 +138,36 @@ def test_rows_without_a_finite_best_logit_are_drawn_greedily_and_reported() -> N
         assert found.finite.tolist() == expected.finite.tolist() == [True, False, False, False, True]
 
 
+UNSOUND = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-38, 1e30])
+
+
+@given(
+    vocab_size=st.integers(1, 70),
+    logits=st.lists(UNSOUND, min_size=70, max_size=70),
+    temperature=st.sampled_from([0.0, 1e-2, 1.0, 100.0]),
+    top_k=st.integers(0, 90),
+    top_p=st.sampled_from([1e-9, 0.5, 1.0]),
+    min_p=st.sampled_from([0.0, 0.5, 1.0]),
+    greedy=st.booleans(),
+)
+@settings(max_examples=20, deadline=None)
+def test_tokens_are_of_the_vocabulary_whatever_the_logits_are(
+    vocab_size: int, logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, greedy: bool
+) -> None:
+    params = make_params(2, 0.0 if greedy else temperature, top_k, top_p, min_p)
+    row = torch.tensor(logits[:vocab_size])
+    ramp = torch.arange(vocab_size).float()
+    tokens = triton.sample(torch.stack((row, ramp)), replace(params, all_greedy=greedy)).tokens
+    assert ((tokens >= 0) & (tokens < vocab_size)).all()
+
+
+@pytest.mark.parametrize("limits", [{}, {"top_k": 5}, {"top_p": 0.5}])
+def test_a_row_without_any_weight_gets_the_last_token(limits: dict[str, float]) -> None:
+    """No request has such a min_p. It stands for sums of weights that differ between two kernels."""
+    params = make_params(2, min_p=2.0, **limits)  # type: ignore[arg-type]
+    assert triton.sample(torch.randn(2, 70), params).tokens.tolist() == [69, 69]
+
+
 def test_strided_logits_and_parameters() -> None:
     generator = torch.Generator().manual_seed(2)
     wide = torch.randn(4, 130, generator=generator)
