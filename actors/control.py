@@ -126,10 +126,11 @@ class Restarted(Struct, tag=True, array_like=True):
 class Offered(Struct, tag=True, array_like=True):
     """peers → cache: a peer lends a copy of the state at the end of these tokens. The cache then pulls or cancels."""
 
-    ticket: int  # from `Peers.ask`
+    ticket: int  # from `Peers.ask`, unless `is_gift`
     salt: str
     tokens: Tokens
     first_page: int  # the copy has no KV of the pages before this one
+    is_gift: bool = False  # whether the cache did not ask for the state: it moves here ahead of its use
 
 
 class Unoffered(Struct, tag=True, array_like=True):
@@ -137,22 +138,6 @@ class Unoffered(Struct, tag=True, array_like=True):
 
     ticket: int
     why: str
-
-
-class Prefetch(Struct, tag=True, array_like=True):
-    """api → cache: bring the state at the end of these tokens from a peer to host memory. Answered by Prefetched."""
-
-    ticket: int  # chosen by the api, returned in the answer
-    salt: str
-    tokens: Tokens
-    peer: str  # name of the link to the peer
-
-
-class Prefetched(Struct, tag=True, array_like=True):
-    """cache → api, the answer to Prefetch: the state is in the pool or in host memory, or will not come."""
-
-    ticket: int
-    error: str = ""  # why it will not come; "" if it is here
 
 
 class Lend(Struct, tag=True, array_like=True):

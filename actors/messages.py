@@ -25,8 +25,6 @@ from baton.actors.control import (
     Offered as Offered,
     Pause as Pause,
     Paused as Paused,
-    Prefetch as Prefetch,
-    Prefetched as Prefetched,
     Restarted as Restarted,
     Speeds as Speeds,
     Suspend as Suspend,
@@ -422,5 +420,5 @@ Message: TypeAlias = (
     | Suspended | Kept | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed
     | Mark | Passed | Retire | Admitted | Copied | Settled | Masked | Requeue | Over | Ended | Delta | Flush | Flushed
     | Pause | Paused | Continue | Drain | Drained | Ran | Transferred | Filled | Restarted | Speeds
-    | Lend | Unlend | Offered | Unoffered | Prefetch | Prefetched
+    | Lend | Unlend | Offered | Unoffered
 )  # fmt: skip

@@ -9,7 +9,7 @@ from baton.actors.cache.eviction import EvictionPolicy
 from baton.actors.cache.radix import LowerCopy, Node, RadixTree
 from baton.actors.cache.waiting import Parked
 from baton.actors.lease import Lease, Ledger
-from baton.actors.messages import Flushed, Kept, Message, Name, Prefetch, Prefetched, Speeds, Suspend, Suspended, Unname
+from baton.actors.messages import Flushed, Kept, Message, Name, Speeds, Suspend, Suspended, Unname
 from baton.actors.requests import Origin
 
 
@@ -144,8 +144,6 @@ class NoTiers:
                 self._send("api", Kept(session, "tokens", 0, ticket))
             case Suspend(ticket):
                 self._send("api", Suspended(ticket, "tokens", 0))
-            case Prefetch(ticket):
-                self._send("api", Prefetched(ticket, "this server has no host memory for states"))
             case Unname() | Speeds():
                 pass
             case _:

@@ -19,6 +19,8 @@ DECODE_RELUCTANCE = 4.0
 BYTE_AT_FIRST = 1e-9
 NEWEST = 0.2  # weight of the newest measurement in the average of a link's speed
 Deliver: TypeAlias = Callable[[PeerReport], None]
+Done: TypeAlias = Callable[[str], None]
+"""Called once, with the reason why something failed, or with ""."""
 
 
 class Computing(Protocol):
@@ -87,6 +89,8 @@ class PeerEngines:
         self._deliver: Deliver | None = None
         self._numbers = numbers(1)
         self._asked: dict[int, Link] = {}  # the link of each ticket of an import
+        self._gifts: dict[int, Done] = {}  # by ticket: states that no Acquire has asked for
+        self._landing_gifts: dict[int, Done] = {}  # the same while they are read, by the cache's key
         self._loans: dict[int, tuple[Link, int]] = {}  # link and the peer's ticket, by number of the loan
 
     # A unit of actors
@@ -102,6 +106,11 @@ class PeerEngines:
             link.forget_imports()
             link.void_loans("the engine was restarted")
         self._asked.clear()
+        gifts = [*self._gifts.values(), *self._landing_gifts.values()]
+        self._gifts.clear()
+        self._landing_gifts.clear()
+        for done in gifts:
+            done("the engine was restarted")
         self._loans = {number: (link, ticket) for number, (link, ticket) in self._loans.items() if ticket in link.loans}
 
     # Links
@@ -132,13 +141,29 @@ class PeerEngines:
         if link is not None:
             link.cancel(ticket)
             self._count(link, "cancelled")
+        self._end_gift(ticket, "there is no room for the state, or it is here already")
 
     def pull(self, ticket: int, key: int) -> None:
         link = self._asked.pop(ticket, None)
+        if (done := self._gifts.pop(ticket, None)) is not None:
+            self._landing_gifts[key] = done
         if link is None:
-            self._send(Loaded(key, "the link has ended"))
+            self._loaded(key, "the link has ended")
         else:
             link.pull(ticket, key)
+
+    def fetch(self, name: str, salt: str, tokens: Tokens, done: Done) -> None:
+        """Bring the state at the end of these tokens from a peer to host memory, ahead of its use.
+
+        name: names the link. The whole KV comes too: what is in the pool may be evicted before the state is used.
+        """
+        link = self.links.get(name)
+        if link is None or self._deliver is None:
+            done("there is no link to the peer")
+            return
+        ticket = next(self._numbers)
+        self._asked[ticket], self._gifts[ticket] = link, done
+        link.fetch(ticket, salt, tokens, count(tokens))
 
     def _link_of_hint(self, query: StateQuery) -> Link | None:
         """Return the link to the peer that has the state, if moving the state is quicker than computing it here."""
@@ -173,12 +198,24 @@ class PeerEngines:
     # The sink: Owner
 
     def offered(self, ticket: int, salt: str, tokens: Tokens, first_page: int) -> None:
-        self._send(Offered(ticket, salt, tokens, first_page))
+        self._send(Offered(ticket, salt, tokens, first_page, ticket in self._gifts))
 
     def declined(self, link: Link, ticket: int, why: str) -> None:
         if self._asked.pop(ticket, None) is not None:
             self._count(link, "declined")
-            self._send(Unoffered(ticket, why))
+            if ticket in self._gifts:
+                self._end_gift(ticket, why)
+            else:
+                self._send(Unoffered(ticket, why))
+
+    def _end_gift(self, ticket: int, error: str) -> None:
+        if (done := self._gifts.pop(ticket, None)) is not None:
+            done(error)
+
+    def _loaded(self, key: int, error: str) -> None:
+        self._send(Loaded(key, error))
+        if (done := self._landing_gifts.pop(key, None)) is not None:
+            done(error)
 
     def landed(
         self, link: Link, key: int, landing: Landing | None, error: str, seconds: float, first_page: int
@@ -187,7 +224,7 @@ class PeerEngines:
             self._host.put(key, landing)
             self._measured(link, self.layout.bytes(landing.position, first_page), seconds)
         self._count(link, "failed" if error else "imported")
-        self._send(Loaded(key, error))
+        self._loaded(key, error)
 
     def _measured(self, link: Link, size: int, seconds: float) -> None:
         self.outcomes[link.peer.engine, "bytes"] += size

@@ -149,6 +149,9 @@ class Cluster:
         self.connections: list[Connection] = []
         self._cut_rate, self._death_rate = rng.choice([0.0, 0.0, 0.0005, 0.005]), rng.choice([0.0, 0.0, 0.0, 0.0005])
         self._frame_weight = rng.choice([0.2, 0.5, 0.5, 0.9])  # how often the network moves rather than an engine
+        self._fetches = random.Random(f"fetches of {seed}")
+        self._fetch_rate = self._fetches.choice([0.0, 0.0, 0.02])  # how often a state is moved ahead of its use
+        self._fetching = 0
         self._connect()
 
     def run(self) -> None:
@@ -202,6 +205,23 @@ class Cluster:
             engine.die()
         if self.rng.random() < 0.05:
             self._connect()
+        if self._fetches.random() < self._fetch_rate:
+            self._fetch()
+
+    def _fetch(self) -> None:
+        """Move a state from one engine's pool to another engine, as when a session moves."""
+        rng = self._fetches
+        sink, source = rng.choice(self.engines), rng.choice(self.engines)
+        links = sorted(name for name, link in sink.peers.links.items() if link.peer.engine == source.name)
+        nodes = [node for node in source.unit.cache.tree.states if node.parent is not None]
+        if links and nodes and not sink.client.draining:
+            node = rng.choice(nodes)
+            self._fetching += 1
+            sink.peers.fetch(rng.choice(links), node.salt, tokens_to(node), self._fetched)
+
+    def _fetched(self, error: str) -> None:
+        self._fetching -= 1
+        self.counters["fetch failed" if error else "fetched"] += 1
 
     def _connect(self) -> None:
         """Connect the engines that have no whole connection. Each end may still be at work on an older connection."""
@@ -233,6 +253,7 @@ class Cluster:
         return any(moved)
 
     def _check_end(self) -> None:
+        assert self._fetching == 0, f"{self._fetching} fetches were not answered"
         for engine in self.engines:
             check_end(engine)
             tiers = engine.unit.cache.tiers

@@ -63,9 +63,9 @@ def test_clusters_that_failed_once() -> None:
 def test_every_outcome_is_reached() -> None:
     reached = run(range(30))
     outcomes = ("asked", "imported", "failed", "declined", "cancelled", "lent", "refused")
-    expected = {*(f"peer {outcome}" for outcome in outcomes), "cut", "engine died", "fenced with pulls"}
+    expected = {*(f"peer {outcome}" for outcome in outcomes), "cut", "engine died", "fenced with pulls", "fetched"}
     assert expected <= reached.keys(), expected - reached.keys()
-    assert reached["goes on from peer"] > 10
+    assert reached["goes on from peer"] >= 10
 
 
 def test_every_planted_bug_is_listed() -> None:

@@ -27,8 +27,6 @@ from baton.actors.messages import (
     Message,
     Name,
     Offered,
-    Prefetch,
-    Prefetched,
     Speeds,
     Suspend,
     Suspended,
@@ -91,7 +89,7 @@ class HostAndDisk:
             limits, disk, send, self.names.changed_in_store, self.names.lost_in_store, self._settled_below, ranking
         )
         self._arrivals = Arrivals(self.store, ranking)
-        self.imports = Imports(peers, self.store, ranking, self._arrivals, self._prefetched, worth_asking)
+        self.imports = Imports(peers, self.store, ranking, self._arrivals, worth_asking)
         self.lending = Lending(peers, self.store, tree, ledger, lambda node: self.demote(node, may_lose=False))
         # The state for whose copy `keep_slots_free` found no host memory, and the clock's value then. The state is not
         # tried again until the clock has advanced.
@@ -139,10 +137,8 @@ class HostAndDisk:
             case Unlend(ticket):
                 if (lend := self.lending.end(ticket)) is not None:
                     self.commands.withdraw(lend)
-            case Prefetch():
-                self._prefetch(message)
             case Offered():
-                self.imports.offered(message)
+                self.imports.offered(message, is_wanted=not self._draining and not self._has(message))
             case Unoffered():
                 self.imports.unoffered(message)
             case _:
@@ -312,21 +308,10 @@ class HostAndDisk:
             self.ranking.prices.measured_file(self.store.limits.file_bytes(node.end), message.seconds)
         self._arrivals.loaded(node, message.error)
 
-    def _prefetch(self, prefetch: Prefetch) -> None:
-        """Bring a state from a peer, unless it is here already."""
-        end = count(prefetch.tokens)
-        pool = self._tree.deepest(prefetch.salt, prefetch.tokens, end)
-        stored = self.store.match(prefetch.salt, prefetch.tokens, end)
-        position = max(pool.end if pool is not None else 0, stored.end if stored is not None else 0)
-        if position == end:
-            self._prefetched(prefetch.ticket, "")
-        elif self._draining:
-            self._prefetched(prefetch.ticket, "draining")
-        else:
-            self.imports.prefetch(prefetch, position)
-
-    def _prefetched(self, ticket: int, error: str) -> None:
-        self._send("api", Prefetched(ticket, error))
+    def _has(self, offered: Offered) -> bool:
+        """Return whether the pool has the offered state."""
+        node = self._tree.deepest(offered.salt, offered.tokens, count(offered.tokens))
+        return node is not None and node.end == count(offered.tokens)
 
     # Sessions
 

@@ -1,7 +1,6 @@
 """States that peers are asked for, and copies of such states in transit to host memory."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton.actors.cache.below.arrivals import Arrivals
@@ -10,10 +9,9 @@ from baton.actors.cache.below.ranking import Ranking
 from baton.actors.cache.below.state_copy import StateCopy
 from baton.actors.cache.radix import Node
 from baton.actors.cache.waiting import Parked
-from baton.actors.messages import Loaded, Offered, Prefetch, Unoffered
-from baton.actors.requests import PeerHint
+from baton.actors.messages import Loaded, Offered, Unoffered
 from baton.actors.storage.peers import Peers, StateQuery
-from baton.actors.tokens import Tokens, count, cut
+from baton.actors.tokens import Tokens, cut
 
 # A peer is asked only if its state would save more tokens than this.
 WORTH_ASKING = 64
@@ -26,7 +24,6 @@ class Inquiry:
     ticket: int
     salt: str
     tokens: Tokens
-    prefetch: int | None = None  # the ticket of the Prefetch that wants the state, whether or not an Acquire waits
     waiting: list[Parked] = field(default_factory=list)
 
 
@@ -44,25 +41,15 @@ class Imports:
     """
 
     def __init__(
-        self,
-        peers: Peers,
-        store: CopyStore,
-        ranking: Ranking,
-        arrivals: Arrivals,
-        prefetched: Callable[[int, str], None],
-        least: int = WORTH_ASKING,
+        self, peers: Peers, store: CopyStore, ranking: Ranking, arrivals: Arrivals, least: int = WORTH_ASKING
     ) -> None:
-        """prefetched: answers the Prefetch of this ticket, with the reason why its state will not come, or "".
-
-        least: a peer is asked only if its state would save more tokens than this.
-        """
+        """least: a peer is asked only if its state would save more tokens than this."""
         self.counters: Counter[str] = Counter()
         self._peers, self._store, self._ranking, self._arrivals, self._least = peers, store, ranking, arrivals, least
         self._inquiries: dict[int, Inquiry] = {}  # by ticket
         self._asking: dict[int, Inquiry] = {}  # the inquiry that each Acquire waits for, by grant
         self._answered: set[int] = set()  # grants of parked Acquires that have had an answer
-        self._landing: dict[int, int | None] = {}  # by key of a copy that is being read: the ticket of its Prefetch
-        self._prefetched = prefetched
+        self._landing: set[int] = set()  # keys of the copies that are being read
 
     def waits(self, parked: Parked, position: int, pages: int) -> bool:
         """Return whether this Acquire waits for a peer's answer; ask a peer if that saves time.
@@ -105,43 +92,34 @@ class Imports:
         inquiry = self._asking.pop(grant, None)
         if inquiry is not None:
             inquiry.waiting.remove(parked)
-            if not inquiry.waiting and inquiry.prefetch is None:
+            if not inquiry.waiting:
                 del self._inquiries[inquiry.ticket]
                 self._peers.cancel(inquiry.ticket)
 
-    def prefetch(self, prefetch: Prefetch, position: int) -> None:
-        """Ask a peer for a state that no Acquire needs yet. position: the deepest state here on the path.
+    def offered(self, offered: Offered, is_wanted: bool) -> None:
+        """Read an offered copy into host memory if there is room and nothing like it; otherwise give it up.
 
-        The copy has all pages of its KV: what is in the pool now may be evicted before the state is used.
+        is_wanted: whether a state for which no Acquire waits is of use
         """
-        hint = PeerHint(prefetch.peer, count(prefetch.tokens))
-        ticket = self._peers.ask(StateQuery(prefetch.salt, prefetch.tokens, position, 0, 0.0, 0, 0, hint))
-        if ticket is None:
-            self._prefetched(prefetch.ticket, "no link to the peer")
-        else:
-            self._inquiries[ticket] = Inquiry(ticket, prefetch.salt, prefetch.tokens, prefetch.ticket)
-
-    def offered(self, offered: Offered) -> None:
-        """Read an offered copy into host memory if there is room and nothing like it; otherwise give it up."""
-        inquiry = self._end(offered.ticket)
-        if inquiry is None:
+        waiting = self._end(offered.ticket)
+        if not waiting and not offered.is_gift:
             return  # It was cancelled while the offer was on its way.
-        place = self._store.reserve_import(offered.salt, offered.tokens, offered.first_page)
+        place = None
+        if waiting or is_wanted:
+            place = self._store.reserve_import(offered.salt, offered.tokens, offered.first_page)
         if place is None:
             self._peers.cancel(offered.ticket)
-            self._fail(inquiry, "no room in host memory, or there is such a copy")
+            self._fail(waiting)
             return
         node, key = place
-        for parked in inquiry.waiting:
+        for parked in waiting:
             self._arrivals.wait_for(node, parked)
             parked.origin = "peer"
-        self._landing[key] = inquiry.prefetch
+        self._landing.add(key)
         self._peers.pull(offered.ticket, key)
 
     def unoffered(self, unoffered: Unoffered) -> None:
-        inquiry = self._end(unoffered.ticket)
-        if inquiry is not None:
-            self._fail(inquiry, unoffered.why)
+        self._fail(self._end(unoffered.ticket))
 
     def loaded(self, loaded: Loaded, node: Node[StateCopy]) -> bool:
         """Note that a copy was read or could not be read; return False if it is not from a peer.
@@ -150,24 +128,20 @@ class Imports:
         """
         if loaded.key not in self._landing:
             return False
-        prefetch = self._landing.pop(loaded.key)
+        self._landing.discard(loaded.key)
         self._arrivals.loaded(node, loaded.error, "peer")
-        if prefetch is not None:
-            self._prefetched(prefetch, loaded.error)
         self.counters["peer_failed" if loaded.error else "peer_imports"] += 1
         return True
 
-    def _end(self, ticket: int) -> Inquiry | None:
-        """End an inquiry, and return it. The Acquires that waited for it do not ask again."""
+    def _end(self, ticket: int) -> list[Parked]:
+        """End an inquiry, and return the Acquires that waited for it."""
         inquiry = self._inquiries.pop(ticket, None)
         for parked in inquiry.waiting if inquiry is not None else ():
             del self._asking[parked.acquire.grant]
             self._answered.add(parked.acquire.grant)
-        return inquiry
+        return inquiry.waiting if inquiry is not None else []
 
-    def _fail(self, inquiry: Inquiry, why: str) -> None:
-        for parked in inquiry.waiting:
+    def _fail(self, waiting: list[Parked]) -> None:
+        for parked in waiting:
             parked.miss_reason = "peer"
             self.counters["peer_failed"] += 1
-        if inquiry.prefetch is not None:
-            self._prefetched(inquiry.prefetch, why)
