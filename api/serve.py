@@ -5,11 +5,12 @@ import gc
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import anyio
 import structlog
@@ -25,12 +26,14 @@ from baton.api.connections.registry import CONNECTIONS
 from baton.api.errors import ApiError
 from baton.api.generation.gateway import Gateway
 from baton.api.generation.served_model import ServedModel
+from baton.api.machine.signals import Signals, leave
 from baton.api.server import RingView, Server
 from baton.api.sessions.store import SESSIONS
 from baton.api.telemetry import logs
 from baton.api.telemetry.metrics import Metrics
 from baton.api.telemetry.spans import open_spans
 from baton.api.terminal.progress import ProgressBar
+from baton.kernels.runtime.cpp.compiler import RUNNING
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -38,6 +41,7 @@ Progress = Callable[[int, int], None]
 SWITCH_INTERVAL_S = 1e-4  # switch interval of Python threads; short, so that the event loop rarely waits
 LAST_WRITES_S = 5.0  # time for sending the last answers at shutdown
 NEVER_S = 1e7
+SIGNALS_IN_ORDER = 2  # the first drains, the second ends all requests; a further one ends the process at once
 LAST_SPANS_S = 5.0  # time for exporting the last spans to the collector at shutdown
 GRACE_S = 10.0  # time for the ring to drain after --drain-timeout
 GRACE_WITH_FILES_S = 60.0  # time for the ring to drain after --drain-timeout if it writes states to files
@@ -52,12 +56,16 @@ class Exit(IntEnum):
     START_FAILED = 1
     BAD_OPTIONS = 2
     RING_FAILED = 3  # an actor failed more than --restarts times in a minute
-    UNCLEAN = 4  # the ring did not drain in time, or slots or pages were missing afterwards
+    UNCLEAN = 4  # the ring did not drain before its time or a second signal, or slots or pages were missing afterwards
     DEVICE_LOST = 5  # the device failed as a whole, not in a single step
 
 
 class StartError(Exception):
     """A reason why the model cannot be served; the message is for the user."""
+
+
+class StoppedError(Exception):
+    """The end of a start by a signal."""
 
 
 class RunningRelay(RingView, Protocol):
@@ -83,17 +91,30 @@ class LoadedModel:
 Load = Callable[[Config, Progress], LoadedModel]
 
 
-def serve(config: Config, load: Load) -> int:
-    """Serve until SIGTERM or SIGINT, then drain. Returns the exit code."""
+def serve(config: Config, load: Load, signals: Signals) -> NoReturn:
+    """Serve until a signal comes, then drain, and leave the process with its exit code."""
     logs.configure(config.log_format, config.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_descriptor_limit()
     use_uvloop = sys.platform != "win32"
+
+    async def live() -> NoReturn:
+        # Do not end the loop: it would wait for threads that nothing needs any more.
+        end_process(await Process(config, load, signals).run())
+
     try:
-        return int(anyio.run(Process(config, load).run, backend_options={"use_uvloop": use_uvloop}))
-    except (StartError, ConfigError) as error:
+        anyio.run(live, backend_options={"use_uvloop": use_uvloop})
+    except ConfigError as error:
         complain(error)
-        return Exit.START_FAILED
+    except Exception:
+        traceback.print_exc()
+    end_process(Exit.START_FAILED)
+
+
+def end_process(code: Exit) -> NoReturn:
+    """End the compilers that still run, and the process."""
+    RUNNING.end_all()
+    leave(code)
 
 
 def complain(error: Exception) -> None:
@@ -104,11 +125,14 @@ def complain(error: Exception) -> None:
 class Process:
     """One run of the server: it opens the port, loads the model, runs the ring, and drains it."""
 
-    def __init__(self, config: Config, load: Load) -> None:
+    def __init__(self, config: Config, load: Load, signals: Signals) -> None:
         self._config = config
         self._load = load
         self._log = structlog.get_logger()
+        self._signals = signals
+        self._received = 0  # signals
         self._stop = asyncio.Event()
+        self._scope = anyio.CancelScope()  # of everything but the last writes
         self._failure: Exit | None = None
         name = config.served_model_name or (Path(config.model).resolve().name if config.model else "baton")
         metrics = Metrics(name)
@@ -126,17 +150,18 @@ class Process:
             shutdown_timeout=LAST_WRITES_S,
             keepalive_timeout=NEVER_S,  # aiohttp ends no idle connection; `Connections.watch` does.
         )
+        loop = asyncio.get_running_loop()
+        self._signals.deliver_to(lambda number: self._receive(loop, number))
         await runner.setup()
         try:
-            await self._open_port(runner)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._watch_signals, tasks.cancel_scope)
-                tasks.start_soon(self._app[CONNECTIONS].watch)
-                code = await self._serve(tasks)
-                await runner.cleanup()
-                tasks.cancel_scope.cancel()
-                return code
-            return Exit.UNCLEAN  # The task group ends without a code only if a second signal cancels it.
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._app[CONNECTIONS].watch)
+                    code = await self._serve(tasks, runner)
+                    await runner.cleanup()
+                    tasks.cancel_scope.cancel()
+                    return code
+            return Exit.UNCLEAN  # The scope ends without a code only if a second signal cancels it.
         finally:
             await runner.cleanup()
             with anyio.CancelScope(shield=True):
@@ -160,17 +185,22 @@ class Process:
         shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
         self._log.info("listening", url=f"http://{shown}:{bound[1]}", model=self._server.name)
 
-    async def _serve(self, tasks: anyio.abc.TaskGroup) -> Exit:
-        """Load the model, restore sessions, run the ring, and drain it after a signal."""
+    async def _serve(self, tasks: anyio.abc.TaskGroup, runner: web.AppRunner) -> Exit:
+        """Open the port, load the model, restore sessions, run the ring, and drain it after a signal."""
+        loaded = None
         try:
-            loaded = await self._load_or_stop()
+            await self._unless_stopped(self._open_port(runner))
+            loaded = await self._unless_stopped(self._load_model())
+            await self._unless_stopped(self._sessions.restore(loaded.model.vocab_size))
         except StartError as error:
             complain(error)
             return Exit.START_FAILED
-        if loaded is None:
+        except StoppedError:
+            if loaded is not None and loaded.close is not None:
+                loaded.close()
+            self._log.info("ended before it was ready")
             return Exit.OK
         server = self._server
-        await self._sessions.restore(loaded.model.vocab_size)
         await tasks.start(self._run_ring, loaded)
         server.gateway.name_all()
         tasks.start_soon(self._sweep_sessions)
@@ -186,20 +216,26 @@ class Process:
         server.phase = "draining"
         return self._failure if self._failure is not None else await self._drain()
 
-    async def _load_or_stop(self) -> LoadedModel | None:
-        """Load the model in a thread. Return None if a signal comes first."""
-        bar = ProgressBar("loading")
-        loading = asyncio.ensure_future(in_daemon_thread(lambda: self._load(self._config, bar.update)))
-        stopping = asyncio.ensure_future(self._stop.wait())
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do a part of the start. Raises StoppedError if a signal comes before its end."""
+        part, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
-            await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not loading.done():
-                return None
-            loaded = loading.result()
+            await asyncio.wait({part, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not part.done():
+                raise StoppedError
+            return part.result()
+        finally:
+            part.cancel()
+            stopping.cancel()
+            await asyncio.wait({part, stopping})
+
+    async def _load_model(self) -> LoadedModel:
+        """Load the model in a thread."""
+        bar = ProgressBar("loading")
+        try:
+            loaded = await in_daemon_thread(lambda: self._load(self._config, bar.update))
         finally:
             bar.close()
-            loading.cancel()
-            stopping.cancel()
         for note in loaded.notes:
             self._log.info("sized", note=note)
         return loaded
@@ -246,16 +282,21 @@ class Process:
         self._log.info("drained")
         return Exit.OK
 
-    async def _watch_signals(self, scope: anyio.CancelScope) -> None:
-        """Drain at the first signal; end the process at once at the second."""
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for number in signals:
-                if self._stop.is_set():
-                    self._server.gateway.fail_all(errors.draining())
-                    scope.cancel()
-                    return
-                self._log.info("signal", name=signal.Signals(number).name)
-                self._stop.set()
+    def _receive(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
+        """Pass a signal on to the event loop. End the process at the third one: the loop may have stopped."""
+        self._received += 1
+        if self._received > SIGNALS_IN_ORDER:
+            end_process(Exit.UNCLEAN)
+        loop.call_soon_threadsafe(self._obey, number)
+
+    def _obey(self, number: int) -> None:
+        """Drain at the first signal; end all requests at the second."""
+        if self._stop.is_set():
+            self._server.gateway.fail_all(errors.draining())
+            self._scope.cancel()
+            return
+        self._log.info("signal", name=signal.Signals(number).name)
+        self._stop.set()
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:

@@ -284,7 +284,7 @@ def check_regular(path: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file that is of no use. If it cannot be deleted, such as a folder, it stays, with a line in the log."""
+    """Delete a file that is of no use. Log a failure: a folder in its place, for example, stays."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

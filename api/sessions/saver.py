@@ -35,9 +35,9 @@ class SessionDisk:
         self._tasks: set[asyncio.Task[None]] = set()
         self._undeleted: set[str] = set()  # keys of files that are still to be deleted
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run `work`, a call of `self.files`, in a thread."""
-        return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+    async def run(self, work: Callable[[], T], abandon_on_cancel: bool = False) -> T:
+        """Run `work`, a call of `self.files`, in a thread. A cancelled caller waits for its end, or abandons it."""
+        return await anyio.to_thread.run_sync(work, limiter=self._limiter, abandon_on_cancel=abandon_on_cancel)
 
     def start(self, saving: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task. `close` waits for its end."""

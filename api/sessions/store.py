@@ -71,13 +71,22 @@ class SessionStore:
         return len(self._sessions)
 
     async def restore(self, vocab_size: int) -> None:
-        """Restore the sessions from their files. Call this once, before any session is created."""
-        if self._disk is None:
+        """Restore the sessions from their files. Call this once, before any session is created.
+
+        If it is cancelled, the store has no files any more, and the folder stays locked until the process ends: the
+        thread that reads files may still rename some, or cut off a torn record.
+        """
+        disk = self._disk
+        if disk is None:
             return
-        files = self._disk.files
-        for session, size in await self._disk.run(lambda: read_sessions(files, vocab_size, self._clock)):
+        try:
+            found = await disk.run(lambda: read_sessions(disk.files, vocab_size, self._clock), abandon_on_cancel=True)
+        except asyncio.CancelledError:
+            self._disk = None
+            raise
+        for session, size in found:
             self._take_in(session, size)
-        structlog.get_logger().info("sessions restored", sessions=len(self), log_bytes=self._disk.used)
+        structlog.get_logger().info("sessions restored", sessions=len(self), log_bytes=disk.used)
 
     async def close_files(self) -> None:
         """Write all logs that are not on the disk yet, and unlock the folder. Further calls do nothing."""

@@ -2,6 +2,7 @@
 
 slow: the model takes for ever to load. broken: the model cannot be loaded. dying: the ring fails at the first request.
 pausing: an answer takes a second. held: requests are never answered.
+restoring: sessions take for ever to restore. stuck: the first request stops the event loop for ever.
 """
 
 import asyncio
@@ -13,7 +14,9 @@ from baton.actors.messages import Message, Submit
 from baton.api.config import load
 from baton.api.generation.gateway import Gateway
 from baton.api.generation.served_model import ServedModel
+from baton.api.machine.signals import Signals
 from baton.api.serve import LoadedModel, Progress, StartError, serve
+from baton.api.sessions import store
 from tests.api.fake_ring import VOCAB, FakeRing, FakeText
 
 
@@ -29,6 +32,9 @@ class Ring(FakeRing):
         super().send(to, message)
         if self._behaviour == "dying" and isinstance(message, Submit):
             self._broken.set()
+        if self._behaviour == "stuck" and isinstance(message, Submit):
+            print("stuck", file=sys.stderr)
+            time.sleep(3600)
 
     async def run(self) -> None:
         await self._broken.wait()
@@ -46,4 +52,8 @@ def load_fake(behaviour: str, on_progress: Progress) -> LoadedModel:
 
 if __name__ == "__main__":
     config = load({"model": sys.argv[1], "port": "0", "log_format": "json"} | dict(a.split("=") for a in sys.argv[2:]))
-    sys.exit(serve(config, lambda config, on_progress: load_fake(config.model or "", on_progress)))
+    signals = Signals()
+    signals.take()
+    if config.model == "restoring":
+        store.read_sessions = lambda *_: time.sleep(3600)
+    serve(config, lambda config, on_progress: load_fake(config.model or "", on_progress), signals)

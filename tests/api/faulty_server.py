@@ -21,6 +21,7 @@ from baton.actors.results.actor import ResultProcessor
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.tokens import pack, unpack
 from baton.api.config import load
+from baton.api.machine.signals import Signals
 from baton.api.serve import serve
 from baton.api.wiring import load as load_model
 from baton.models.batch import Batch, Pools
@@ -84,4 +85,6 @@ if __name__ == "__main__":
     else:
         {"device": break_device, "prompt": break_prompts, "always": break_always}[fault]()
     values = {"model": folder, "port": "0", "log_format": "json"} | dict(option.split("=") for option in options)
-    sys.exit(serve(load(values), load_model))
+    signals = Signals()
+    signals.take()
+    serve(load(values), load_model, signals)

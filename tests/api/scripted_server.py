@@ -3,6 +3,7 @@
 import sys
 
 from baton.api.config import load
+from baton.api.machine.signals import Signals
 from baton.api.serve import serve
 from baton.api.wiring import load as load_model
 from baton.models.family import Family, Piece
@@ -17,4 +18,6 @@ if __name__ == "__main__":
         embedding="",
     )
     values = {"model": folder, "port": "0", "log_format": "json"} | dict(option.split("=") for option in options)
-    sys.exit(serve(load(values), load_model))
+    signals = Signals()
+    signals.take()
+    serve(load(values), load_model, signals)

@@ -5,12 +5,14 @@ import re
 import pytest
 
 from baton.actors.scheduler.strategy import Strategy
-from baton.api import cli, config
+from baton.api import config
+from baton.api.cli import commands, main
 from baton.api.config import Config, ConfigError, description, fields, flag, group_of, load, variable
+from baton.api.machine.signals import Signals
 
 
 def parse(*arguments: str, environment: dict[str, str] | None = None) -> Config:
-    options = vars(cli.parser().parse_args(["serve", *arguments]))
+    options = vars(commands.parser().parse_args(["serve", *arguments]))
     options.pop("command")
     return load(options, environment or {})
 
@@ -79,7 +81,7 @@ def test_a_wrong_option_is_named(arguments: list[str], environment: dict[str, st
 
 def help_text(capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as leaving:
-        cli.main(["serve", "--help"])
+        commands.run(["serve", "--help"], Signals())
     assert leaving.value.code == 0
     return capsys.readouterr().out
 
@@ -108,12 +110,12 @@ def test_a_wrong_option_ends_the_process_with_2(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BATON_STEP_TOKENS", "none")
-    assert cli.main(["serve"]) == 2
+    assert commands.run(["serve"], Signals()) == 2
     assert "BATON_STEP_TOKENS" in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["version"]) == 0
+    assert main(["version"]) == 0
     assert capsys.readouterr().out.startswith("baton ")
 
 

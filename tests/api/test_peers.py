@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from baton.api.cli import main
+from baton.api.cli.commands import run
+from baton.api.machine.signals import Signals
 from tests.api.server_process import SERVE, ServerProcess
 
 SMALL = ("--memory", "64M", "--host-memory", "32M")
@@ -126,7 +127,7 @@ def test_a_stranger_learns_sixteen_random_bytes(engines: tuple[ServerProcess, Se
 def test_options_that_cannot_be_are_refused_at_the_start(
     options: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["serve", *options]) == 2
+    assert run(["serve", *options], Signals()) == 2
     assert complaint in capsys.readouterr().err
 
 

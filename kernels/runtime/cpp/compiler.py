@@ -4,9 +4,12 @@ import importlib.util
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from baton.kernels.runtime.cpp.targets import Target
@@ -28,6 +31,53 @@ PATIENCE_FOR_VERSION_S = 20.0
 
 class CompileError(Exception):
     """The compiler failed or cannot be run; the message holds the compiler's first line with an error."""
+
+
+class RunningCompilers:
+    """The compilers that run, each with the processes that it starts. They must not outlive this process."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._ended = False  # whether `end_all` was called, so that no compiler may start
+
+    def run(self, command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
+        """Run a command, and capture its output. Raises OSError, or TimeoutExpired after `timeout` seconds."""
+        pipe = subprocess.PIPE
+        with self._changing:
+            if self._ended:
+                raise OSError("the process is ending")
+            # A compiler starts others. A session of their own makes them one group, which a signal can end.
+            process = subprocess.Popen(
+                command, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+            )
+            self._running.add(process)
+        with process:
+            try:
+                output, messages = process.communicate(timeout=timeout)
+            except BaseException:
+                kill(process)
+                raise
+            finally:
+                with self._changing:
+                    self._running.discard(process)
+        return subprocess.CompletedProcess(command, process.returncode, output, messages)
+
+    def end_all(self) -> None:
+        """Kill all compilers that run, and start no further one."""
+        with self._changing:
+            self._ended = True
+            for process in self._running:
+                kill(process)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """Kill a process with all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+RUNNING = RunningCompilers()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +104,7 @@ class Compiler:
     def run(self, arguments: list[str]) -> None:
         """Run the compiler. Raise CompileError if it fails."""
         try:
-            done = subprocess.run(
-                [*self.command, *arguments], capture_output=True, text=True, errors="replace", timeout=PATIENCE_S
-            )
+            done = RUNNING.run([*self.command, *arguments], PATIENCE_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CompileError(f"{self.command[0]}: {error}") from error
         if done.returncode:
@@ -89,7 +137,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
 def _version(command: tuple[str, ...]) -> str | None:
     """Return the first line of the compiler's --version; None if it cannot be run."""
     try:
-        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=PATIENCE_FOR_VERSION_S)
+        done = RUNNING.run([*command, "--version"], PATIENCE_FOR_VERSION_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip().partition("\n")[0] if done.returncode == 0 else None

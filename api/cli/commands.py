@@ -15,6 +15,7 @@ import msgspec
 from baton.api import config as configuration
 from baton.api.config import Config, ConfigError, description, flag, group_of, is_size, variable
 from baton.api.machine.environment import expand_segments
+from baton.api.machine.signals import Signals
 from baton.api.machine.threads import spin_briefly
 from baton.api.terminal.client import DEFAULT_URL
 from baton.api.version import VERSION
@@ -30,8 +31,8 @@ VARIABLES = "Each option can also be set by the environment variable in parenthe
 UNITS = (("G", 2**30), ("M", 2**20), ("K", 2**10), ("", 1))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+def run(arguments: Sequence[str], signals: Signals) -> int:
+    """Run one command and return its exit code. A server leaves the process instead."""
     options = vars(parser().parse_args(arguments))
     command = options.pop("command")
     if command == "version":
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from baton.api.serve import serve
     from baton.api.wiring import load
 
-    return serve(config, load)
+    return serve(config, load, signals)
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -179,7 +180,3 @@ def metavar(field: msgspec.inspect.Field) -> str:
 def short_name(name: str) -> str:
     """Return the last word of an option's name, to stand for its value in --help."""
     return name.rpartition("_")[2].upper()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

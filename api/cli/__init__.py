@@ -1,0 +1,17 @@
+"""The entry point of the command line. It handles signals before it imports anything that takes long to import."""
+
+import sys
+from collections.abc import Sequence
+
+from baton.api.machine.signals import Signals
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    signals = Signals()
+    if arguments[:1] == ["serve"]:
+        signals.take()
+    from baton.api.cli.commands import run
+
+    return run(arguments, signals)
