@@ -3,7 +3,10 @@
 import random
 import signal
 import sys
+import threading
 import time
+from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -124,3 +127,25 @@ def test_nohup_keeps_a_server_that_lost_its_terminal() -> None:
         server.process.send_signal(signal.SIGHUP)
         assert server.post("/generate", {"text": "a"})[0] == 200
     assert [line["name"] for line in server.log if line["event"] == "signal"] == ["SIGTERM"]
+
+
+def attempt(server: ServerProcess) -> None:
+    """Send a request that may get no answer."""
+    with suppress(OSError, HTTPException):
+        server.post("/generate", {"text": "a"})
+
+
+def test_a_third_signal_ends_a_process_whose_loop_is_stuck() -> None:
+    """Signals are sent until the process ends: one that comes at once after another may wait for that one's handler."""
+    with ServerProcess([FAKE, "stuck"], exit_code=4) as server:
+        request = threading.Thread(target=lambda: attempt(server))
+        request.start()
+        server.wait_until(lambda: "stuck\n" in server.output)
+        deadline, sent = time.monotonic() + 60, 0
+        while server.process.poll() is None and time.monotonic() < deadline:
+            server.process.send_signal(signal.SIGTERM)
+            sent += 1
+            time.sleep(0.05)
+        check_end(server, 4)
+        assert sent >= 3
+        request.join()
