@@ -251,6 +251,12 @@ class Config(Struct, frozen=True, kw_only=True):
     ] = "both"
     engine_name: Annotated[str | None, PEERS, Meta(description="name of this engine for its peers [HOST:PORT]")] = None
 
+    drain_to: Annotated[
+        str | None,
+        PEERS,
+        Meta(description="name of the engine that takes over the sessions after SIGTERM [none: they stay]"),
+    ] = None
+
     api_key: Annotated[
         tuple[str, ...],
         SECURITY,

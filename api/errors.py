@@ -94,6 +94,10 @@ def unknown_session(id: str, param: str) -> ApiError:
     return ApiError(404, f"there is no session {id!r}", "not_found_error", param, "session_not_found")
 
 
+def session_moved(id: str, engine: str, param: str) -> ApiError:
+    return ApiError(404, f"session {id!r} has moved to engine {engine!r}", "not_found_error", param, "session_moved")
+
+
 def queue_full(message: str) -> ApiError:
     headers = {"Retry-After": str(RETRY_QUEUE_S)}
     return ApiError(429, message, "rate_limit_error", code="queue_full", headers=headers)

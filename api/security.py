@@ -71,6 +71,10 @@ class Guard:
         elif origin.lower() not in {f"{scheme}://{request.headers.get('Host', '')}".lower() for scheme in WEB}:
             raise errors.forbidden(f"requests from pages at {origin} are refused: allow them with --cors {origin}")
 
+    def accepts(self, owner: bytes) -> bool:
+        """Return whether an owner's requests pass: with the API key of this digest, or (b"") without a key."""
+        return owner in self._keys if self._keys else owner == b""
+
     def _check_key(self, request: web.Request) -> None:
         if not self._keys:
             return

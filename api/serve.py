@@ -19,7 +19,7 @@ from anyio.abc import TaskStatus
 
 from baton.actors.runtime.relay import is_device_lost
 from baton.api import errors
-from baton.api.app import make_app
+from baton.api.app import GUARD, make_app
 from baton.api.config import Config, ConfigError
 from baton.api.connections.limits import raise_descriptor_limit
 from baton.api.connections.registry import CONNECTIONS
@@ -28,7 +28,7 @@ from baton.api.generation.gateway import Gateway
 from baton.api.generation.served_model import ServedModel
 from baton.api.machine.signals import Signals, leave
 from baton.api.server import RingView, Server
-from baton.api.sessions.store import SESSIONS
+from baton.api.sessions.store import SESSIONS, SessionStore
 from baton.api.telemetry import logs
 from baton.api.telemetry.metrics import Metrics
 from baton.api.telemetry.spans import open_spans
@@ -75,6 +75,24 @@ class RunningRelay(RingView, Protocol):
         """Run the ring until cancelled. Raises the exception that broke it."""
 
 
+class AllMover(Protocol):
+    """The interface of the moves of sessions for the process, which moves all of them when it drains."""
+
+    async def move_all(self, engine: str) -> None:
+        """Hand every session over to the peer engine of this name."""
+
+
+class PeerLinks(Protocol):
+    """The interface of the links to other engines for the process, which runs them."""
+
+    def serve_sessions(self, sessions: SessionStore, accepts: Callable[[bytes], bool]) -> AllMover:
+        """Let sessions move between this server and its peers."""
+        ...
+
+    async def run(self) -> None:
+        """Listen for peers and stay connected to the configured ones, until cancelled."""
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A loaded model, and the function that makes its ring."""
@@ -83,9 +101,7 @@ class LoadedModel:
     notes: list[str]  # lines for the log: sizes of weights and pools, and the reasons for these sizes
     build_relay: Callable[[Gateway], RunningRelay]  # makes the ring; must be called inside the event loop
     close: Callable[[], None] | None = None  # to be called after the ring has ended
-    run_peers: Callable[[], Coroutine[None, None, None]] | None = (
-        None  # keeps the links to other engines; None without peers
-    )
+    peering: PeerLinks | None = None  # the links to other engines; None without peers
 
 
 Load = Callable[[Config, Progress], LoadedModel]
@@ -204,8 +220,10 @@ class Process:
         await tasks.start(self._run_ring, loaded)
         server.gateway.name_all()
         tasks.start_soon(self._sweep_sessions)
-        if loaded.run_peers is not None:
-            tasks.start_soon(loaded.run_peers)
+        moves = None
+        if loaded.peering is not None:
+            moves = loaded.peering.serve_sessions(self._sessions, self._app[GUARD].accepts)
+            tasks.start_soon(loaded.peering.run)
         # The loaded model lives until the end. Freeze it, so that later garbage collections do not traverse it.
         gc.collect()
         gc.freeze()
@@ -214,7 +232,18 @@ class Process:
         self._log.info("ready", model=server.name, max_model_len=loaded.model.max_model_len)
         await self._stop.wait()
         server.phase = "draining"
-        return self._failure if self._failure is not None else await self._drain()
+        if self._failure is not None:
+            return self._failure
+        if moves is not None and self._config.drain_to is not None:
+            await self._hand_over(moves, self._config.drain_to)
+        return await self._drain()
+
+    async def _hand_over(self, moves: AllMover, engine: str) -> None:
+        """Hand all sessions over to a peer (--drain-to), within --drain-timeout. Requests are refused meanwhile."""
+        self._log.info("handing sessions over", engine=engine, sessions=len(self._sessions))
+        self._server.gateway.draining = True
+        with anyio.move_on_after(self._config.drain_timeout):
+            await moves.move_all(engine)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """Do a part of the start. Raises StoppedError if a signal comes before its end."""

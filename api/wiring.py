@@ -112,7 +112,7 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
             config, batch, model, computes, tiers, sizes, text, grammars, gateway, trace, peering
         ),
         trace.close if trace is not None else None,
-        peering.run if peering is not None else None,
+        peering,
     )
 
 

@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count as numbers
 from typing import Protocol, TypeAlias
 
 from baton.actors.messages import Lend, Loaded, Offered, PeerReport, Unlend, Unoffered
-from baton.actors.peers.frames import Beat, Compute, Hello
+from baton.actors.peers.frames import Beat, Compute, Hand, Hello
 from baton.actors.peers.link import Link
 from baton.actors.peers.mover import Landing
 from baton.actors.storage.peers import StateQuery
@@ -35,6 +36,13 @@ class Computing(Protocol):
 
     def stop(self, loan: int) -> None:
         """Abort a request that was begun. `PeerEngines.computed` may still be called."""
+
+
+class Heir(Protocol):
+    """How a peer's session is taken over here."""
+
+    def take_over(self, frame: Hand, link: str, done: Done) -> None:
+        """Take over a session and fetch its state from the link's peer, then call `done`."""
 
 
 class HostMemory(Protocol):
@@ -90,6 +98,8 @@ class PeerEngines:
         self._numbers = numbers(1)
         self._asked: dict[int, Link] = {}  # the link of each ticket of an import
         self._gifts: dict[int, Done] = {}  # by ticket: states that no Acquire has asked for
+        self._handing: dict[int, Done] = {}  # by ticket: sessions that a peer is to take over
+        self.heir: Heir | None = None  # None: this engine takes over no sessions
         self._landing_gifts: dict[int, Done] = {}  # the same while they are read, by the cache's key
         self._loans: dict[int, tuple[Link, int]] = {}  # link and the peer's ticket, by number of the loan
 
@@ -194,6 +204,27 @@ class PeerEngines:
     def _moving(self, link: Link, query: StateQuery) -> float:
         size = self.layout.bytes(count(query.tokens), query.first_page)
         return size * (link.byte_seconds or BYTE_AT_FIRST)
+
+    # Sessions
+
+    def hand(self, engine: str, log: bytes, position: int, done: Done) -> None:
+        """Hand a session over to the peer engine of this name. position: of the session's state here; 0: none."""
+        link = next((link for link in self.links.values() if link.peer.engine == engine), None)
+        if link is None or link.beat.draining:
+            done(f"there is no link to an engine {engine!r}" if link is None else f"engine {engine!r} is draining")
+            return
+        ticket = next(self._numbers)
+        self._handing[ticket] = done
+        link.hand(ticket, log, position)
+
+    def take_over(self, link: Link, frame: Hand) -> None:
+        if self.heir is None:
+            link.taken_over(frame.ticket, "the engine is not ready")
+        else:
+            self.heir.take_over(frame, link.name, partial(link.taken_over, frame.ticket))
+
+    def handed(self, ticket: int, error: str) -> None:
+        self._handing.pop(ticket)(error)
 
     # The sink: Owner
 

@@ -10,6 +10,8 @@ by the sink, and counts only on the connection on which it was first sent::
     sink ◀── Released or Gone ── source      Released: the loan held until Taken arrived, so what was read is right
 
 The sink may send CancelTicket at any time, and then ignores later frames about the ticket.
+
+Hand goes the other way: an engine hands a session over to the peer, which then fetches the session's state as a sink.
 """
 
 from typing import Literal, TypeAlias
@@ -19,7 +21,7 @@ from msgspec import Struct
 
 from baton.actors.tokens import Tokens
 
-VERSION = 1
+VERSION = 2
 Role: TypeAlias = Literal["both", "prefill", "decode"]
 
 
@@ -113,7 +115,24 @@ class CancelTicket(Struct, frozen=True, tag=True, array_like=True):
     ticket: int
 
 
-Frame: TypeAlias = Hello | Beat | Compute | Fetch | Rows | Declined | Taken | Released | Gone | CancelTicket
+class Hand(Struct, frozen=True, tag=True, array_like=True):
+    """Take over this session, and fetch its state from here. Answered by Handed."""
+
+    ticket: int
+    log: bytes  # the session's records, as in its file
+    position: int  # of the session's state here, in tokens; 0: there is none
+
+
+class Handed(Struct, frozen=True, tag=True, array_like=True):
+    """The answer to Hand: the session is the peer's now, with its state if that could be fetched."""
+
+    ticket: int
+    error: str  # why the session was not taken over; "" if it was
+
+
+Frame: TypeAlias = (
+    Hello | Beat | Compute | Fetch | Rows | Declined | Taken | Released | Gone | CancelTicket | Hand | Handed
+)
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Frame)
 

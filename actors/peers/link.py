@@ -17,6 +17,8 @@ from baton.actors.peers.frames import (
     Fetch,
     Frame,
     Gone,
+    Hand,
+    Handed,
     Hello,
     Released,
     Rows,
@@ -110,6 +112,12 @@ class Owner(Protocol):
     def unlend(self, loan: int) -> None:
         """End a loan, or withdraw a Lend that is not answered yet."""
 
+    def take_over(self, link: "Link", frame: Hand) -> None:
+        """Take over a session. Answered by `Link.taken_over`."""
+
+    def handed(self, ticket: int, error: str) -> None:
+        """Note that a session was taken over by the peer, or why not."""
+
 
 class Wire(Protocol):
     """The sending half of a connection."""
@@ -129,6 +137,7 @@ class Link:
         self._heard = self._beaten = now
         self.imports: dict[int, Import] = {}  # by ticket
         self.loans: dict[int, PeerLoan] = {}  # by the peer's ticket
+        self._handing: set[int] = set()  # tickets of the sessions that the peer is to take over
 
     # Time
 
@@ -233,6 +242,17 @@ class Link:
                 self._mover.withdraw(ticket)
                 self._wire.send(Gone(ticket, why))
 
+    # Sessions
+
+    def hand(self, ticket: int, log: bytes, position: int) -> None:
+        """Hand a session over to the peer. position: of its state here; 0: there is none."""
+        self._handing.add(ticket)
+        self._wire.send(Hand(ticket, log, position))
+
+    def taken_over(self, ticket: int, error: str) -> None:
+        """Answer the peer's Hand."""
+        self._wire.send(Handed(ticket, error))
+
     # Frames
 
     def receive(self, frame: Frame) -> None:
@@ -247,6 +267,13 @@ class Link:
                 self._lost(ticket, why)
             case Released(ticket):
                 self._released(ticket)
+            case Hand():
+                self._owner.take_over(self, frame)
+            case Handed(ticket, error):
+                if ticket not in self._handing:
+                    raise ProtocolError(f"Handed for ticket {ticket}, which was not handed over")
+                self._handing.discard(ticket)
+                self._owner.handed(ticket, error)
             case Compute():
                 loan = self._new_loan(frame.ticket, frame.salt, frame.tokens, count(frame.tokens), frame.first_page)
                 loan.stage = Stage.COMPUTING
@@ -341,6 +368,8 @@ class Link:
         self.ended = True
         for ticket in list(self.loans):
             self._end_loan(ticket)
+        for ticket in self._handing:
+            self._owner.handed(ticket, why)
         for ticket, found in list(self.imports.items()):
             if found.stage in (Stage.ASKED, Stage.OFFERED):
                 del self.imports[ticket]

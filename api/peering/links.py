@@ -1,6 +1,7 @@
 """The links of a server to its peers, from the options to the tasks that keep them."""
 
 import secrets
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -16,8 +17,10 @@ from baton.actors.storage.host_memory import HostStates
 from baton.api.config import Config
 from baton.api.generation.gateway import Gateway
 from baton.api.generation.served_model import ServedModel
+from baton.api.peering.moves import Moves
 from baton.api.peering.options import read_key
 from baton.api.peering.requests import PeerRequests
+from baton.api.sessions.store import SessionStore
 
 
 class RingLoad(Protocol):
@@ -76,6 +79,14 @@ class Peering:
     def watch(self, ring: RingLoad) -> None:
         """Set the ring whose load is sent to the peers."""
         self._ring = ring
+
+    def serve_sessions(self, sessions: SessionStore, accepts: Callable[[bytes], bool]) -> Moves:
+        """Let sessions move between this server and its peers.
+
+        accepts: returns whether requests with the API key of this digest are accepted here.
+        """
+        moves = sessions.mover = Moves(self._engines, sessions, self._served.vocab_size, accepts)
+        return moves
 
     async def run(self) -> None:
         """Listen for peers and stay connected to the configured ones, until cancelled."""

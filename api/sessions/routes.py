@@ -7,6 +7,7 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from baton.actors.tokens import count
+from baton.api import errors
 from baton.api.errors import ApiError
 from baton.api.exchange import answer_json, salt_of
 from baton.api.generation.fields import Count, Salt
@@ -45,6 +46,13 @@ class RewindRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /v1/sessions/{session}/rewind."""
 
     turn: Count  # number of the last turn to keep; 0 keeps none
+    after: Count | None = None  # number of the last turn that the client knows; 409 if the last turn is another
+
+
+class MoveRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/sessions/{session}/move."""
+
+    engine: Annotated[str, Meta(min_length=1)]  # name of the peer, as in /debug/peers
     after: Count | None = None  # number of the last turn that the client knows; 409 if the last turn is another
 
 
@@ -120,6 +128,19 @@ async def suspend_session(request: web.Request) -> web.Response:
     sessions, session = request.app[SESSIONS], find(request)
     await sessions.suspend(session)
     return answer_json({"id": session.id, "state": describe_state(session)})
+
+
+@routes.post("/v1/sessions/{session}/move")
+async def move_session(request: web.Request) -> web.Response:
+    """Hand the session over to another engine, with its state. The answer comes when that engine has the session."""
+    body = convert(await read_object(request), MoveRequest)
+    request.app[SERVER].ready()
+    sessions, session = request.app[SESSIONS], find(request)
+    session.check_after(body.after)
+    if sessions.mover is None:
+        raise errors.bad_request("this server has no peers (--peer, --peer-listen)", "engine", "no_peers")
+    await sessions.mover.move(session, body.engine)
+    return answer_json({"id": session.id, "object": "session.moved", "engine": body.engine})
 
 
 def close(request: web.Request, session: Session) -> None:

@@ -111,6 +111,14 @@ class Session:
         """Open a turn, which continues the last turn unless `go_on_from` is called. Raises ApiError: 400, 409."""
         self.check_idle()
         self._check_room()
+        return self.occupy(request)
+
+    def occupy(self, request: str) -> "OpenTurn":
+        """Keep turns out until the returned turn is settled, which leaves no trace without a generation.
+
+        Raises ApiError 409 if a turn is running.
+        """
+        self.check_idle()
         self.suspended = False
         if self.naming is not None:
             self.naming.cancel()  # The ring may delay the answer until the new turn has ended.

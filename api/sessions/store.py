@@ -7,7 +7,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
@@ -26,6 +26,9 @@ from baton.api.sessions.restore import read_sessions
 from baton.api.sessions.saver import Saver, SessionDisk, not_created
 from baton.api.sessions.session import Session
 
+# Sessions that other engines have taken over: so many are remembered.
+MOST_MOVED = 10_000
+
 
 class SessionGateway(Protocol):
     """The part of the gateway that sends names of sessions to the ring."""
@@ -35,6 +38,16 @@ class SessionGateway(Protocol):
     def unname(self, session: str) -> None: ...
 
     async def suspend(self, session: str) -> Suspended: ...
+
+
+class SessionMover(Protocol):
+    """The part of the peering that hands sessions over to other engines."""
+
+    async def move(self, session: Session, engine: str) -> None:
+        """Hand a session over to the peer engine of this name, and close it here.
+
+        Raises ApiError: 409 during a turn, 503 if the peer does not take the session over.
+        """
 
 
 class SessionStore:
@@ -58,6 +71,7 @@ class SessionStore:
         disk_cap: maximum bytes of all logs on disk; above it sessions are closed.
         log_cap: bytes; a session with a longer log accepts no turn.
         """
+        self.mover: SessionMover | None = None  # None without peers
         self._cap = cap
         self._idle_timeout = idle_timeout
         self._gateway = gateway
@@ -66,6 +80,7 @@ class SessionStore:
         self._clock = clock
         self._sessions: ByOwner[Session] = ByOwner()
         self._by_key: dict[str, Session] = {}  # sessions by their names in the ring
+        self._moved: dict[tuple[bytes, str], str] = {}  # engines that took sessions over, by owner and id
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -118,17 +133,22 @@ class SessionStore:
         Raises ApiError 400 if the id is in use, and 429 if all sessions have running turns.
         """
         id = id if id is not None else f"session-{uuid.uuid4().hex}"
-        earlier = self._sessions.get((owner, id))
-        if earlier is not None and not self._drop_if_idle(earlier):
-            raise errors.bad_request(f"session {id!r} exists already", id_field, "duplicate_session_id")
         timeout = self._idle_timeout if idle_timeout is None else min(idle_timeout, self._idle_timeout)
         session = Session(id=id, owner=owner, salt=salt, clock=self._clock, idle_timeout=timeout, branching=branching)
-        self._make_room(owner)
+        self.adopt(session, id_field)
+        return session
+
+    def adopt(self, session: Session, id_field: str = "id") -> None:
+        """Add a session that was made elsewhere. Otherwise as `create`."""
+        earlier = self._sessions.get((session.owner, session.id))
+        if earlier is not None and not self._drop_if_idle(earlier):
+            raise errors.bad_request(f"session {session.id!r} exists already", id_field, "duplicate_session_id")
+        self._make_room(session.owner)
         self._take_in(session)
-        self._name(session)
+        self._moved.pop((session.owner, session.id), None)
+        self.name(session)
         if session.saver is not None:
             session.saver.rewrite()
-        return session
 
     async def wait_created(self, session: Session) -> None:
         """Wait until a new session is on the disk. If it cannot be written, close it and raise ApiError 507."""
@@ -154,8 +174,14 @@ class SessionStore:
         """Return a session, and mark it as most recently used. Raises ApiError 404."""
         session = self.find(owner, id)
         if session is None:
+            if (engine := self._moved.get((owner, id))) is not None:
+                raise errors.session_moved(id, engine, "session")
             raise errors.unknown_session(id, "session")
         return session
+
+    def __iter__(self) -> Iterator[Session]:
+        """Yield all sessions, least recently used first."""
+        return iter(self._sessions)
 
     def list(self, owner: bytes) -> list[Session]:
         """List the owner's sessions, most recently used first."""
@@ -167,13 +193,24 @@ class SessionStore:
         fork.head, fork.tokens = turn, history(turn)
         fork.highest_number = turn.number if turn is not None else 0
         fork.parent = (session.id, fork.highest_number)
-        self._name(fork)
+        self.name(fork)
         return fork
 
     def rewind(self, session: Session, number: int) -> None:
         """Delete the turns after `number`. Raises ApiError 400, 409."""
         session.rewind(number)
-        self._name(session)
+        self.name(session)
+
+    def name(self, session: Session) -> None:
+        """Send the session's tokens to the ring. Await `Session.wait_named` before a client learns of its state."""
+        session.naming = self._gateway.name(session.key, session.salt, session.tokens)
+
+    def moved(self, session: Session, engine: str) -> None:
+        """Close a session that an engine of this name has taken over. Further requests are answered with the name."""
+        self.close(session)
+        self._moved[session.owner, session.id] = engine
+        while len(self._moved) > MOST_MOVED:
+            self._moved.pop(next(iter(self._moved)))
 
     def close(self, session: Session) -> None:
         """Remove a session, its name in the ring, and its file."""
@@ -240,10 +277,6 @@ class SessionStore:
         return self._disk.used if self._disk is not None else 0
 
     # Internal
-
-    def _name(self, session: Session) -> None:
-        """Send the session's tokens to the ring. Await `Session.wait_named` before a client learns of its state."""
-        session.naming = self._gateway.name(session.key, session.salt, session.tokens)
 
     def _take_in(self, session: Session, size: int = 0) -> None:
         """Add a session to the store. size: size of its file in bytes, 0 if it has no file yet."""

@@ -17,7 +17,7 @@ from baton.api.openai.completions import CompletionRequest
 from baton.api.responses.conversations import ConversationRequest, ItemsRequest, MetadataRequest
 from baton.api.responses.request import ResponseRequest
 from baton.api.responses.websocket import ResumeRequest
-from baton.api.sessions.routes import CreateRequest, ForkRequest, RewindRequest
+from baton.api.sessions.routes import CreateRequest, ForkRequest, MoveRequest, RewindRequest
 from baton.api.sessions.turns import TurnRequest
 from baton.api.sglang.sessions import CloseSessionRequest, OpenSessionRequest
 from baton.api.tokenization import DetokenizeRequest, TokenizeRequest
@@ -53,6 +53,7 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/sessions/{session}/fork", ForkRequest, 2),
     Endpoint("POST", "/v1/sessions/{session}/rewind", RewindRequest, 2),
     Endpoint("POST", "/v1/sessions/{session}/suspend"),
+    Endpoint("POST", "/v1/sessions/{session}/move", MoveRequest),
     Endpoint("GET", "/v1/sessions/{session}"),
     Endpoint("DELETE", "/v1/sessions/{closing}", query=("after",)),
     Endpoint("GET", "/v1/sessions"),

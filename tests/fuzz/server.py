@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,13 +114,20 @@ def make_hash_model(folder: Path) -> Path:
     return make_checkpoint(folder, vocab_size=VOCAB, eos_token_id=VOCAB - 1)
 
 
+class PretendedSignals:
+    """Signals that reach one server of this process, whose own handling of signals stays as it is."""
+
+    def deliver_to(self, receive: Callable[[int], None]) -> None:
+        self.send = receive
+
+
 @asynccontextmanager
 async def serving(folder: Path | None, **options: Any) -> AsyncIterator[RunningServer]:
     """Run the real server with the hash model in `folder`, or with the bundled model, and drain it at the end."""
     config = Config(model=str(folder or bundled_model()), **SMALL | options)
     with capturing() as (log, records):
-        vocab = VOCAB if folder is not None else BUNDLED_VOCAB
-        server = RunningServer(vocab, asyncio.ensure_future(Process(config, load).run()), log, records)
+        vocab, signals = VOCAB if folder is not None else BUNDLED_VOCAB, PretendedSignals()
+        server = RunningServer(vocab, asyncio.ensure_future(Process(config, load, signals).run()), log, records)
         await server.wait_ready()
         url = urlsplit(server.logged("listening")["url"])  # type: ignore[index]
         server.host, server.port = str(url.hostname), int(url.port or 0)
@@ -130,7 +137,7 @@ async def serving(folder: Path | None, **options: Any) -> AsyncIterator[RunningS
                     yield server
             finally:
                 if not server.task.done():
-                    signal.raise_signal(signal.SIGTERM)
+                    signals.send(signal.SIGTERM)
                 await asyncio.wait([server.task], timeout=STOP_S)
 
 

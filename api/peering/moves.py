@@ -1,0 +1,128 @@
+"""Sessions that move between this server and its peers."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
+from baton.actors.peers.channel import PEERS_FRAME
+from baton.actors.peers.engines import Done, PeerEngines
+from baton.actors.peers.frames import Hand
+from baton.actors.tokens import cut
+from baton.api import errors
+from baton.api.errors import ApiError
+from baton.api.exchange import new_id
+from baton.api.sessions.files import StoredLog
+from baton.api.sessions.records import DamagedLogError, decode, encode
+from baton.api.sessions.restore import highest, session_of
+from baton.api.sessions.session import Session
+from baton.api.sessions.store import SessionStore
+
+FRAME_OVERHEAD = 64  # bytes of a Hand around its log
+
+
+class Moves:
+    """The sessions that a server hands over to its peers, and takes over from them.
+
+    The engine that hands a session over keeps it until the peer has answered that it has the session, on its disk if it
+    has one. If the link ends before that answer, both engines may have the session, and none has lost it.
+    """
+
+    def __init__(
+        self,
+        engines: PeerEngines,
+        sessions: SessionStore,
+        vocab_size: int,
+        accepts: Callable[[bytes], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """accepts: returns whether requests with the API key of this digest are accepted here."""
+        self._engines, self._sessions, self._vocab_size = engines, sessions, vocab_size
+        self._accepts, self._clock = accepts, clock
+        self._tasks: set[asyncio.Task[None]] = set()
+        engines.heir = self
+
+    async def move(self, session: Session, engine: str) -> None:
+        """Hand a session over to the peer engine of this name, and close it here.
+
+        Raises ApiError: 409 during a turn, 503 if the peer does not take the session over.
+        """
+        with session.occupy(new_id("move")):
+            log = encode(session.records())
+            if len(log) > PEERS_FRAME - FRAME_OVERHEAD:
+                raise errors.bad_request(f"session {session.id!r} is too long to be moved", "session", "session_full")
+            answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            self._engines.hand(engine, log, session.state_position, partial(resolve, answer))
+            error = await answer
+        if error:
+            raise errors.unavailable(f"session {session.id!r} was not moved: {error}", "session_not_moved")
+        self._sessions.moved(session, engine)
+        structlog.get_logger().info("session moved", session=session.id, engine=engine)
+        await session.wait_saved()
+
+    async def move_all(self, engine: str) -> None:
+        """Hand every session over, after the end of its turn if it is in one. A session that is refused stays."""
+        for session in list(self._sessions):
+            while session.is_busy() and session.running is not None:
+                await session.running.done.wait()
+            if session.closed:
+                continue
+            try:
+                await self.move(session, engine)
+            except ApiError as error:
+                structlog.get_logger().warning("a session stays", session=session.id, reason=error.message)
+
+    # The peer's sessions
+
+    def take_over(self, frame: Hand, link: str, done: Done) -> None:
+        task = asyncio.ensure_future(self._take_over(frame, link, done))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _take_over(self, frame: Hand, link: str, done: Done) -> None:
+        try:
+            session = self._read(frame.log)
+            self._sessions.adopt(session)
+            await self._sessions.wait_created(session)
+        except DamagedLogError as damage:
+            done(f"its log cannot be read: {damage}")
+            return
+        except ApiError as error:
+            done(error.message)
+            return
+        structlog.get_logger().info("session taken over", session=session.id, link=link)
+        if 0 < frame.position <= session.position:
+            await self._fetch(session, frame.position, link)
+        done("")
+
+    def _read(self, log: bytes) -> Session:
+        """Read a session from its records. Raises DamagedLogError, or ApiError if it cannot be served here."""
+        records, end = decode(log)
+        if end < len(log):
+            raise DamagedLogError("it is cut off")
+        stored = StoredLog(uuid.uuid4().hex, records, 0.0, len(log))
+        session = session_of(stored, self._clock)
+        if highest(stored) >= self._vocab_size:
+            raise DamagedLogError("it has tokens that the model does not have")
+        if not self._accepts(session.owner):
+            raise errors.forbidden("its API key is not accepted here")
+        return session
+
+    async def _fetch(self, session: Session, position: int, link: str) -> None:
+        """Fetch the session's state. If it does not come, the next turn computes it from the tokens."""
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._engines.fetch(link, session.salt, cut(session.tokens, 0, position), partial(resolve, answer))
+        if error := await answer:
+            structlog.get_logger().info("no state came with a session", session=session.id, reason=error)
+        elif not session.closed and not session.is_busy():
+            self._sessions.name(session)
+            await session.wait_named()
+
+
+def resolve(answer: "asyncio.Future[str]", error: str) -> None:
+    """Set the result of a future, unless the waiter is gone."""
+    if not answer.done():
+        answer.set_result(error)
