@@ -89,6 +89,9 @@ class PeerLinks(Protocol):
         """Let sessions move between this server and its peers."""
         ...
 
+    def watched_by(self, metrics: Metrics) -> None:
+        """Let the links be counted in the metrics."""
+
     async def run(self) -> None:
         """Listen for peers and stay connected to the configured ones, until cancelled."""
 
@@ -223,6 +226,7 @@ class Process:
         moves = None
         if loaded.peering is not None:
             moves = loaded.peering.serve_sessions(self._sessions, self._app[GUARD].accepts)
+            loaded.peering.watched_by(server.metrics)
             tasks.start_soon(loaded.peering.run)
         # The loaded model lives until the end. Freeze it, so that later garbage collections do not traverse it.
         gc.collect()

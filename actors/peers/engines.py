@@ -92,7 +92,9 @@ class PeerEngines:
         self.layout = Layout(hello.page_size, hello.state_bytes, hello.page_bytes)
         self.links: dict[str, Link] = {}  # by name
         self._ended: list[Link] = []  # ended links whose mover may still write: their imports are not failed yet
-        self.outcomes: Counter[tuple[str, str]] = Counter()  # by (engine, outcome)
+        self.outcomes: Counter[tuple[str, str]] = Counter()  # states by (engine, outcome)
+        self.read_bytes: Counter[str] = Counter()  # by engine
+        self.read_seconds: dict[str, float] = {}  # by engine
         self._host, self._computing, self._trace_of = host, computing, trace_of
         self._deliver: Deliver | None = None
         self._numbers = numbers(1)
@@ -258,7 +260,9 @@ class PeerEngines:
         self._loaded(key, error)
 
     def _measured(self, link: Link, size: int, seconds: float) -> None:
-        self.outcomes[link.peer.engine, "bytes"] += size
+        engine = link.peer.engine
+        self.read_bytes[engine] += size
+        self.read_seconds[engine] = self.read_seconds.get(engine, 0.0) + seconds
         if seconds > 0:
             new = seconds / size
             link.byte_seconds = link.byte_seconds + NEWEST * (new - link.byte_seconds) if link.byte_seconds else new

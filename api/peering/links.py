@@ -21,6 +21,7 @@ from baton.api.peering.moves import Moves
 from baton.api.peering.options import read_key
 from baton.api.peering.requests import PeerRequests
 from baton.api.sessions.store import SessionStore
+from baton.api.telemetry.metrics import Metrics
 
 
 class RingLoad(Protocol):
@@ -87,6 +88,10 @@ class Peering:
         """
         moves = sessions.mover = Moves(self._engines, sessions, self._served.vocab_size, accepts)
         return moves
+
+    def watched_by(self, metrics: Metrics) -> None:
+        """Let the links be counted in the metrics."""
+        metrics.watch_peers(self._engines)
 
     async def run(self) -> None:
         """Listen for peers and stay connected to the configured ones, until cancelled."""

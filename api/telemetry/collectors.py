@@ -87,6 +87,17 @@ class ConnectionFigures(Protocol):
     def __len__(self) -> int: ...
 
 
+class PeerFigures(Protocol):
+    """The interface of the links to other engines for metrics."""
+
+    outcomes: Counter[tuple[str, str]]  # states that were asked for or lent, by (engine, outcome)
+    read_bytes: Counter[str]  # bytes of states read from each engine
+    read_seconds: dict[str, float]  # seconds that reading them took
+
+    @property
+    def links(self) -> Mapping[str, object]: ...
+
+
 class RingCollector(Collector):
     """A collector of the ring's counters, gauges and timings as metric families."""
 
@@ -219,6 +230,37 @@ class ConnectionCollector(Collector):
         for why, count in connections.ended.items():
             ended.add_metric([self._model, why], count)
         yield ended
+
+
+class PeerCollector(Collector):
+    """A collector of metrics of the links to other engines."""
+
+    def __init__(self, model: str, peers: PeerFigures) -> None:
+        self._model = model
+        self._peers = peers
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        peers = self._peers
+        yield gauge(self._model, "peer_links", "Links to other engines.", len(peers.links))
+        states = CounterMetricFamily(
+            f"{PREFIX}peer_states",
+            "States that were asked of a peer or lent to it, by outcome.",
+            labels=["model_name", "peer", "outcome"],
+        )
+        for (engine, outcome), count in list(peers.outcomes.items()):
+            states.add_metric([self._model, engine, outcome], count)
+        yield states
+        for name, help, values in (
+            ("peer_read_bytes", "Bytes of states read from a peer.", peers.read_bytes),
+            ("peer_read_seconds", "Time that reading states from a peer took.", peers.read_seconds),
+        ):
+            family = CounterMetricFamily(PREFIX + name, help, labels=["model_name", "peer"])
+            for engine, value in list(values.items()):
+                family.add_metric([self._model, engine], value)
+            yield family
 
 
 def gauge(model: str, name: str, help: str, value: float) -> Metric:

@@ -9,6 +9,8 @@ from baton.api.telemetry.collectors import (
     PREFIX,
     ConnectionCollector,
     ConnectionFigures,
+    PeerCollector,
+    PeerFigures,
     ResponseCollector,
     ResponseFigures,
     RingCollector,
@@ -89,6 +91,9 @@ class Metrics:
 
     def watch_connections(self, connections: ConnectionFigures) -> None:
         self.registry.register(ConnectionCollector(self._model, connections))
+
+    def watch_peers(self, peers: PeerFigures) -> None:
+        self.registry.register(PeerCollector(self._model, peers))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

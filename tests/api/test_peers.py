@@ -1,6 +1,7 @@
 """Engines that compute prompts for each other, as real processes on loopback."""
 
 import random
+import re
 import signal
 import socket
 import time
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -30,6 +32,11 @@ def generate(server: ServerProcess, ids: list[int], **sampling: float) -> dict[s
     status, answer = server.post("/generate", body)
     assert status == 200, answer
     return answer
+
+
+def metrics(server: ServerProcess) -> str:
+    with urlopen(f"{server.url}/metrics", timeout=PATIENCE_S) as answer:
+        return answer.read().decode()
 
 
 def wait_for_link(server: ServerProcess) -> None:
@@ -65,6 +72,8 @@ def test_a_prompt_that_a_peer_has_computed_gives_the_same_tokens(
     assert generate(prefill, ids, temperature=temperature, sampling_seed=7)["output_ids"] == apart["output_ids"]
     assert prefill.get("/server_info")["counters"]["peer_loans"] >= 1
     assert decode.get("/server_info")["counters"]["granted_from:peer"] >= 1
+    assert re.search(r'baton:peer_states_total\{[^}]*outcome="imported"[^}]*\} [1-9]', metrics(decode))
+    assert re.search(r'baton:peer_states_total\{[^}]*outcome="lent"[^}]*\} [1-9]', metrics(prefill))
 
 
 def test_a_peer_that_falls_silent_costs_two_seconds_and_is_named(engines: tuple[ServerProcess, ServerProcess]) -> None:
