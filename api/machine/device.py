@@ -89,7 +89,7 @@ def make_device(
     device = TorchDevice(model, pools, max_running, max_model_len, host, stream)
     if stream.can_capture:
         device.capture()
-        warm_up(device, min(longest, max_model_len - 2))
+        warm_up(device, min(longest, max_model_len - 2), longest)
     return device
 
 
@@ -110,12 +110,12 @@ def pool_memory(
     if device.type != "cuda":
         return int(free_memory(device) * DEFAULT_MEMORY_FRACTION)
     before = free_memory(device)
-    longest = min(longest, max_model_len - 2)
+    step_tokens, longest = longest, min(longest, max_model_len - 2)
     pages = pages_to_warm(longest, page_size) if model.kv_specs() else 0
     pools = allocate_pools(model, SLOTS_TO_WARM, pages, page_size, device, stream)
     trial = TorchDevice(model, pools, max_running, max_model_len, host, stream)
     trial.capture(only_largest=True)
-    warm_up(trial, longest)
+    warm_up(trial, longest, step_tokens)
     steps_bytes = before - free_memory(device) - pools.nbytes
     del trial, pools
     torch.cuda.synchronize(device)

@@ -109,6 +109,11 @@ class Embedding(nn.Module):
         table = self.packed if self.packed and self.packed.with_rows else self.weight
         return dense.look_up(tokens, table)
 
+    @property
+    def integers(self) -> QuantizedWeight | None:
+        """The quantized table; None if it is not quantized."""
+        return self.packed if isinstance(self.packed, QuantizedWeight) else None
+
     def logits(self, hidden: Tensor) -> Tensor:
         return project(hidden, self.packed or self.weight, None)
 

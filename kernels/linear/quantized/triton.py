@@ -118,6 +118,11 @@ def data_shape(outputs: int, inputs: int, bits: int) -> tuple[int, int, int]:
     return -(-outputs // BLOCK.value), -(-inputs // STEP.value), BLOCK.value * (4 + STEP.value * bits // 8)
 
 
+def row_class(dtype: torch.dtype, rows: int) -> tuple[int, bool]:
+    """Return the same value for numbers of rows for which `linear` launches the same kernels, whatever the weight."""
+    return _most_rows(rows, dtype), rows <= APART
+
+
 def candidates(rows: int, dtype: torch.dtype) -> list[KernelConfig]:
     """Return the configurations of _project to choose from.
 

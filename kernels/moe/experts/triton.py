@@ -45,7 +45,9 @@ def experts(
     inner = input_linear.outputs if isinstance(input_linear, PackedExperts) else input_linear.shape[1] // parts
     count = input_linear.count if isinstance(input_linear, PackedExperts) else len(input_linear)
     pairs = rows * top_k
-    config = _config(_tile_rows(x, pairs, count, inner, bits), wide, inner, count, bits, x.dtype, x.device)
+    config = _config(
+        row_class(count, wide, inner, bits, x.dtype, top_k, rows), wide, inner, count, bits, x.dtype, x.device
+    )
     tile_rows, tile_outs = config.blocks["BLOCK_ROWS"], config.blocks["BLOCK_OUT"]
     order, tiles = sort_pairs(chosen, count, tile_rows)
     hidden = torch.empty(pairs, inner, dtype=x.dtype, device=x.device)
@@ -85,14 +87,14 @@ def candidates(row_count: int, dtype: torch.dtype) -> list[KernelConfig]:
     return [_sized(output_count, row_count, 64, warps, stages) for output_count, warps in sizes for stages in (2, 3, 4)]
 
 
-def _tile_rows(x: Tensor, pairs: int, count: int, inner: int, bits: int) -> int:
-    """Return the number of rows of a tile.
+def row_class(count: int, wide: int, inner: int, bits: int, dtype: torch.dtype, top_k: int, rows: int) -> int:
+    """Return the number of rows of a tile, the only thing in which launches for different numbers of rows differ.
 
     Tiles have about as many rows as an expert gets on average. Float32 and widths that are no multiples of 16 get
     smaller tiles, because larger ones would not fit into registers.
     """
-    row_count = next((rows for rows in (16, 32, 64) if pairs <= rows * count), 64 if bits else 128)
-    return min(row_count, 32) if x.dtype == torch.float32 or x.shape[1] % 16 or inner % 16 else row_count
+    row_count = next((most for most in (16, 32, 64) if rows * top_k <= most * count), 64 if bits else 128)
+    return min(row_count, 32) if dtype == torch.float32 or wide % 16 or inner % 16 else row_count
 
 
 @by_shape

@@ -64,6 +64,11 @@ def route(
     return chosen, weights
 
 
+def row_class(rows: int) -> bool:
+    """Return the same value for numbers of rows for which `route` launches the same kernels."""
+    return rows <= APART
+
+
 @by_shape
 def _config(
     experts: int, inputs: int, dtype: torch.dtype, router_dtype: torch.dtype, device: torch.device

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from baton.actors.forward.device import Work
+from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk
 from baton.actors.forward.launching import Pending
 from baton.actors.forward.torch_device import TorchDevice
-from baton.actors.forward.warming import warm_up
+from baton.actors.forward.warming import KINDS, warm_up
+from baton.actors.requests import Request, Stops
+from baton.actors.tokens import pack
 from baton.kernels.runtime import triton
 from baton.kernels.sampling import reference
 from baton.models.batch import allocate
@@ -38,12 +40,12 @@ def drawn_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"baton.actors.forward.{module}.sample", reference.sample)
 
 
-def late_device(late: LateDevice, family: str) -> TorchDevice:
+def late_device(late: LateDevice, family: str, rows: int = ROWS) -> TorchDevice:
     stream, model = late.stream(), model_of(family)
     late.to(model)
     with late.setup():
         pools = pools_of(model, torch.device("meta"))
-    device = TorchDevice(model, pools, ROWS, 90, stream=stream)
+    device = TorchDevice(model, pools, rows, 90, stream=stream)
     device.capture()
     return device
 
@@ -133,8 +135,17 @@ def variant(launch: triton.Launch) -> tuple[Any, ...]:
     return launch.kernel.fn.__name__, arguments, constants, launch.config.warps, launch.config.stages
 
 
-@pytest.mark.parametrize("family", ["mamba2", pytest.param("granitemoehybrid-rope", marks=pytest.mark.soak)])
-def test_nothing_is_compiled_after_the_warm_up(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "rows"),
+    [
+        ("mamba2", ROWS),
+        ("mamba2", 1),
+        pytest.param("mamba2", 2, marks=pytest.mark.soak),
+        pytest.param("granitemoehybrid-rope", ROWS, marks=pytest.mark.soak),
+        pytest.param("granitemoehybrid-rope", 1, marks=pytest.mark.soak),
+    ],
+)
+def test_nothing_is_compiled_after_the_warm_up(family: str, rows: int) -> None:
     seen = set[tuple[Any, ...]]()
     late = LateDevice()
     launch = late.operations.launch
@@ -145,11 +156,29 @@ def test_nothing_is_compiled_after_the_warm_up(family: str) -> None:
 
     late.operations.launch = noted  # type: ignore[method-assign]
     with late:
-        device = late_device(late, family)
+        device = late_device(late, family, rows)
         warm_up(device, 70)
         warmed = set(seen)
-        Story(device).tell()
+        if rows == ROWS:
+            Story(device).tell()
+        one_after_another(device)
     assert len(warmed) > 5 and seen - warmed == set()
+
+
+def one_after_another(device: TorchDevice) -> None:
+    """Run a request of each kind of sampling in row 0: a prompt with log probabilities, and a decoding step. Then copy
+    its state to host memory and back.
+    """
+    pages = [3, 1, 4] if device.pools.pages else []
+    for sampling, more in KINDS:
+        device.clear(0)
+        more = {**more, "logprobs": 2, "prompt_logprobs_from": 0}
+        device.open_row(0, 0, 0, Request("r", pack([1] * 7), 7, sampling, Stops(9), **more), pages)
+        device.launch(Work(0, [WorkChunk(0, 0, 7, True)], [], [], [WorkCheckpoint(0, 5, 8)])).collect()
+        device.launch(Work(1, [], [0], [7], [WorkCheckpoint(0, 8, 9)])).collect()
+    device.export(5, 0, pages, 8).collect()
+    device.fill(0, 5, 1, pages, 0).collect()
+    device.drop(5)
 
 
 @pytest.mark.parametrize(("slots", "pages", "rows"), [(2, 3, 1), (2, 3, 4), (3, 5, 2), (6, 8, 4), (6, 1, 4)])
