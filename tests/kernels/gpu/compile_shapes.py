@@ -21,8 +21,8 @@ from tests.kernels.gpu.compiling import KIB, SHARED, Variant, Work, compiled, na
 
 # Targets by a part of the GPU's name. If several parts match, the last one counts.
 GPUS = {
-    "A100": "80",
     "A10": "86",
+    "A100": "80",
     "A40": "86",
     "A6000": "86",
     "RTX 30": "86",

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from baton.kernels.attention.paged.tiles import prefill_candidates
 
 ROOT = Path(__file__).parents[3]
 TARGETS = ("80", "86", "89", "90", "100", "120", "gfx942")
@@ -78,6 +81,23 @@ def test_every_configuration_of_the_table_fits_its_gpu(triton_cache: Path) -> No
     found = compiled(triton_cache, "--table", str(TABLE))
     assert found["excess"] == []
     assert found["unmet"] == []
+
+
+@pytest.mark.parametrize("index", range(5))
+@pytest.mark.soak
+def test_candidates_of_attention_over_prompts_do_not_spill(triton_cache: Path, tmp_path: Path, index: int) -> None:
+    """Each candidate fits the GPUs for which it is one, at the widths of models; latents are compiled elsewhere."""
+    tables = dict[str, dict[str, dict[str, object]]]()
+    for gpu, shared in (("NVIDIA A100", 163), ("NVIDIA H100", 227), ("NVIDIA B200", 227)):
+        shapes = tables.setdefault(gpu, {}).setdefault("attention.paged.prefill", {})
+        for heads, kv_heads, width in ((32, 8, 64), (32, 8, 128), (16, 2, 256)):
+            found = prefill_candidates(heads // kv_heads, width, torch.bfloat16, shared * 1024)
+            if index < len(found):
+                config = {"blocks": found[index].blocks, "warps": found[index].warps, "stages": found[index].stages}
+                shapes[f"heads={heads} kv_heads={kv_heads} width={width} page=16 bfloat16"] = config
+    (tmp_path / "table.json").write_text(json.dumps(tables))
+    found = compiled(triton_cache, "--table", str(tmp_path / "table.json"))
+    assert found["excess"] == found["unmet"] == []
 
 
 def test_kernels_that_do_not_fit_are_found(triton_cache: Path, tmp_path: Path) -> None:
