@@ -14,6 +14,8 @@ from baton.kernels.attention.paged.tiles import prefill_candidates
 
 ROOT = Path(__file__).parents[3]
 TARGETS = ("80", "86", "89", "90", "100", "120", "gfx942")
+OLDEST = "3.6.0"
+"""The oldest version of Triton that pyproject.toml allows."""
 SMALLEST = ("89", "gfx942")
 """The targets with the least shared memory."""
 TABLE = ROOT / "kernels" / "runtime" / "triton" / "configs.json"
@@ -30,10 +32,15 @@ def widest(triton_cache: Path) -> dict[str, Any]:
     return compiled(triton_cache, "--widest")
 
 
-def compiled(triton_cache: Path, *options: str) -> dict[str, Any]:
-    """Run compile_shapes in a process that does not interpret kernels, and return its output."""
+def compiled(triton_cache: Path, *options: str, packages: Path | None = None) -> dict[str, Any]:
+    """Run compile_shapes in a process that does not interpret kernels, and return its output.
+
+    packages: a folder whose packages come before the installed ones.
+    """
     command = [sys.executable, "-m", "tests.kernels.gpu.compile_shapes", *options]
     environment = os.environ | {"TRITON_CACHE_DIR": str(triton_cache)}
+    if packages is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(packages), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
     return dict(json.loads(done.stdout))
 
@@ -75,6 +82,26 @@ def test_no_kernel_is_left_out(widest: dict[str, Any]) -> None:
 @pytest.mark.soak
 def test_all_variants_fit(triton_cache: Path, target: str) -> None:
     assert compiled(triton_cache, "--targets", target)["excess"] == []
+
+
+@pytest.fixture(scope="module")
+def older_triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the oldest Triton that is allowed; skip the test if no package index has it."""
+    folder = tmp_path_factory.mktemp("older")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), f"triton=={OLDEST}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"Triton {OLDEST} cannot be installed: {done.stderr.strip()[-300:]}")
+    return folder
+
+
+@pytest.mark.soak
+def test_kernels_compile_with_the_oldest_triton(triton_cache: Path, older_triton: Path) -> None:
+    """Triton 3.6 comes with torch 2.11, and needs more registers for some kernels."""
+    options = ("--targets", "90", "--cases", "bfloat16|int[48]|sampling")
+    found = compiled(triton_cache / OLDEST, *options, packages=older_triton)
+    assert found["triton"] == OLDEST
+    assert found["excess"] == []
 
 
 def test_every_configuration_of_the_table_fits_its_gpu(triton_cache: Path) -> None:
