@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import triton
 from triton.runtime import JITFunction
 
 from baton import kernels
@@ -21,8 +22,8 @@ from tests.kernels.gpu.compiling import KIB, SHARED, Variant, Work, compiled, na
 
 # Targets by a part of the GPU's name. If several parts match, the last one counts.
 GPUS = {
-    "A100": "80",
     "A10": "86",
+    "A100": "80",
     "A40": "86",
     "A6000": "86",
     "RTX 30": "86",
@@ -42,6 +43,7 @@ GPUS = {
 def main() -> None:
     """Print a JSON object with the results.
 
+    triton: its version.
     taken: resources of each compiled kernel, see compiling.Usage.
     excess: resources that a kernel needs and its GPU does not have.
     unused: kernels that no case launches.
@@ -68,7 +70,8 @@ def main() -> None:
             work += [(variant, case, target) for variant, case in selected.items()]
     usages = list(compiled(work, processes()))
     excess = [fault for usage in usages for fault in usage.excess()]
-    print(json.dumps({"taken": [*map(asdict, usages)], "excess": excess, "unused": unused(), "unmet": unmet}))
+    results = {"taken": [*map(asdict, usages)], "excess": excess, "unused": unused(), "unmet": unmet}
+    print(json.dumps({"triton": triton.__version__, **results}))
 
 
 def processes() -> int:

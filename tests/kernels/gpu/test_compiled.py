@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from baton.kernels.attention.paged.tiles import prefill_candidates
 
 ROOT = Path(__file__).parents[3]
 TARGETS = ("80", "86", "89", "90", "100", "120", "gfx942")
+OLDEST = "3.6.0"
+"""The oldest version of Triton that pyproject.toml allows."""
 SMALLEST = ("89", "gfx942")
 """The targets with the least shared memory."""
 TABLE = ROOT / "kernels" / "runtime" / "triton" / "configs.json"
@@ -27,10 +32,15 @@ def widest(triton_cache: Path) -> dict[str, Any]:
     return compiled(triton_cache, "--widest")
 
 
-def compiled(triton_cache: Path, *options: str) -> dict[str, Any]:
-    """Run compile_shapes in a process that does not interpret kernels, and return its output."""
+def compiled(triton_cache: Path, *options: str, packages: Path | None = None) -> dict[str, Any]:
+    """Run compile_shapes in a process that does not interpret kernels, and return its output.
+
+    packages: a folder whose packages come before the installed ones.
+    """
     command = [sys.executable, "-m", "tests.kernels.gpu.compile_shapes", *options]
     environment = os.environ | {"TRITON_CACHE_DIR": str(triton_cache)}
+    if packages is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(packages), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
     return dict(json.loads(done.stdout))
 
@@ -74,10 +84,47 @@ def test_all_variants_fit(triton_cache: Path, target: str) -> None:
     assert compiled(triton_cache, "--targets", target)["excess"] == []
 
 
+@pytest.fixture(scope="module")
+def older_triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the oldest Triton that is allowed; skip the test if no package index has it."""
+    folder = tmp_path_factory.mktemp("older")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), f"triton=={OLDEST}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"Triton {OLDEST} cannot be installed: {done.stderr.strip()[-300:]}")
+    return folder
+
+
+@pytest.mark.soak
+def test_kernels_compile_with_the_oldest_triton(triton_cache: Path, older_triton: Path) -> None:
+    """Triton 3.6 comes with torch 2.11, and needs more registers for some kernels."""
+    options = ("--targets", "90", "--cases", "bfloat16|int[48]|sampling")
+    found = compiled(triton_cache / OLDEST, *options, packages=older_triton)
+    assert found["triton"] == OLDEST
+    assert found["excess"] == []
+
+
 def test_every_configuration_of_the_table_fits_its_gpu(triton_cache: Path) -> None:
     found = compiled(triton_cache, "--table", str(TABLE))
     assert found["excess"] == []
     assert found["unmet"] == []
+
+
+@pytest.mark.parametrize("index", range(5))
+@pytest.mark.soak
+def test_candidates_of_attention_over_prompts_do_not_spill(triton_cache: Path, tmp_path: Path, index: int) -> None:
+    """Each candidate fits the GPUs for which it is one, at the widths of models; latents are compiled elsewhere."""
+    tables = dict[str, dict[str, dict[str, object]]]()
+    for gpu, shared in (("NVIDIA A100", 163), ("NVIDIA H100", 227), ("NVIDIA B200", 227)):
+        shapes = tables.setdefault(gpu, {}).setdefault("attention.paged.prefill", {})
+        for heads, kv_heads, width in ((32, 8, 64), (32, 8, 128), (16, 2, 256)):
+            found = prefill_candidates(heads // kv_heads, width, torch.bfloat16, shared * 1024)
+            if index < len(found):
+                config = {"blocks": found[index].blocks, "warps": found[index].warps, "stages": found[index].stages}
+                shapes[f"heads={heads} kv_heads={kv_heads} width={width} page=16 bfloat16"] = config
+    (tmp_path / "table.json").write_text(json.dumps(tables))
+    found = compiled(triton_cache, "--table", str(tmp_path / "table.json"))
+    assert found["excess"] == found["unmet"] == []
 
 
 def test_kernels_that_do_not_fit_are_found(triton_cache: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from baton.kernels.attention.paged.tiles import prefill_candidates
 from baton.kernels.runtime.triton import KernelConfig, by_shape, chosen, config_of, limits
 from baton.kernels.runtime.triton.configs import table_of
 from tests.kernels.gpu.compiling import SHARED
@@ -53,6 +54,16 @@ def test_shared_memory_of_a_gpu_is_what_its_kernels_are_compiled_for(monkeypatch
         limits._of_gpu.cache_clear()
         assert limits.shared_memory(torch.device("cuda", index)) == SHARED[target] * limits.KIB
     limits._of_gpu.cache_clear()
+
+
+def test_tiles_of_attention_are_larger_where_tensor_cores_read_shared_memory() -> None:
+    def default(width: int, target: str) -> tuple[int, ...]:
+        config = prefill_candidates(4, width, torch.bfloat16, SHARED[target] * limits.KIB)[0]
+        return (*config.blocks.values(), config.warps, config.stages)
+
+    assert {default(128, target) for target in ("90", "100")} == {(128, 64, 8, 2)}
+    assert {default(128, target) for target in ("80", "89", "gfx942")} == {(128, 32, 8, 3)}
+    assert default(256, "90") == (128, 32, 8, 2) and default(256, "80") == (64, 32, 8, 2)
 
 
 def test_another_device_has_what_is_assumed() -> None:

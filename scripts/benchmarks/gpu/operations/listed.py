@@ -137,6 +137,9 @@ TIMED: dict[str, Build] = {
         for groups in (1, 8)
         for name, function in [("ssd", mamba2.scan), ("conv1d", mamba2.convolve), ("mixer_prefill", mamba2.prefill)]
     },
+    # Nemotron Nano 9B v2: heads that are no power of two wide.
+    "ssd, 8192 tokens, heads of 80": _of(mamba2.scan, (Mixer(128, 80, 8), [8192])),
+    "mixer_decode, 32 rows, heads of 80": _of(mamba2.decode, (Mixer(128, 80, 8), 32)),
     **{f"delta_decode, {rows} rows": _of(delta.decode, (DeltaNet(), rows)) for rows in (1, 32, 256)},
     "delta_decode, bfloat16 states, 256 rows": _of(delta.decode, (DeltaNet(), 256, BF16)),
     **{f"kda_decode, {rows} rows": _of(kda.decode, (KdaNet(), rows)) for rows in (1, 32, 256)},

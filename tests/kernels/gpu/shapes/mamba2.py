@@ -60,6 +60,7 @@ SHAPES = {
     "nemotron-h-8b": MixerShape(128, 64, 8, 128),
     "granite-4-h-small": MixerShape(128, 64, 1, 128),
     "falcon-h1-0.5b": MixerShape(24, 64, 1, 128, normed=False),
+    "nemotron-nano-9b-v2": MixerShape(128, 80, 8, 128),
     "falcon-h1-34b": MixerShape(32, 128, 2, 256),
     "odd": MixerShape(6, 20, 2, 24, 3, norm_before_gate=True),
 }
