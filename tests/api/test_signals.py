@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -49,8 +50,16 @@ def is_there(pid: int) -> bool:
         return False
 
 
+@pytest.fixture(scope="module", autouse=True)
+def default_sighup() -> Iterator[None]:
+    """Let servers be started without nohup, which they respect, also if the tests run under it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="module")
-def start_s() -> float:
+def start_s(default_sighup: None) -> float:
     """Measure how long a start takes, from the first signal handler until the server is ready."""
     with ServerProcess([*SERVE, "--memory", "64M"]):
         pass  # the first start may compile

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from baton.api import cli
+from baton.api.cli import commands
 from baton.api.terminal.chat import chat
 from baton.api.terminal.client import ChatClient, ChatError, EndEvent, Event, SessionInfo, TextEvent
 from tests.api.server_process import ROOT, ServerProcess
@@ -279,8 +280,8 @@ def test_a_key_is_sent(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_key_may_come_from_the_environment() -> None:
-    assert cli.first_key({"BATON_API_KEY": " one , two"}) == "one"
-    assert cli.first_key({"BATON_API_KEY": ""}) is None and cli.first_key({}) is None
+    assert commands.first_key({"BATON_API_KEY": " one , two"}) == "one"
+    assert commands.first_key({"BATON_API_KEY": ""}) is None and commands.first_key({}) is None
 
 
 def test_no_server(say: Say) -> None:
