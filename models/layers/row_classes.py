@@ -41,7 +41,7 @@ def _functions_of(module: nn.Module) -> Iterator[partial[Any]]:
     routers = [child for child in module.children() if isinstance(child, SoftmaxRouter | SigmoidRouter)]
     stacks = [child for child in module.children() if isinstance(child, Experts)]
     for router, stack in zip(routers, stacks, strict=True):
-        yield partial(routing.row_class)
+        yield partial(routing.row_class, _sizes(stack)[4])
         yield partial(experts.row_class, *_sizes(stack), router.rule.top_k)
 
 

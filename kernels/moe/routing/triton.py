@@ -11,8 +11,10 @@ from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 
 SPLIT = 256
 """Inputs of one split."""
-STEPS = {torch.float32: 16, torch.bfloat16: 64}
-"""Inputs multiplied at a time, by the router's dtype. Float32 has no tensor cores and so needs more registers."""
+STEPS = {1: 64, 3: 32}
+"""Inputs multiplied at a time on tensor cores, by the number of pieces that a router is divided into."""
+STEP_OF_FLOATS = 16
+"""Inputs multiplied at a time if both factors are float32, which has no tensor cores and so needs more registers."""
 MANY, MANY_CONFIG, FEW_CONFIG = 256, KernelConfig(warps=4), KernelConfig(warps=1)
 """With more than MANY experts, a row's experts are chosen with MANY_CONFIG."""
 APART = 64
@@ -30,8 +32,9 @@ def route(
     logits = torch.empty(apart, rows, experts, dtype=torch.float32, device=x.device)
     chosen = torch.empty(rows, top_k, dtype=torch.int32, device=x.device)
     weights = torch.empty(rows, top_k, dtype=torch.float32, device=x.device)
-    config = _config(experts, inputs, x.dtype, router.dtype, x.device)
+    config = _config(experts, inputs, _most_rows(rows, x.dtype), x.dtype, router.dtype, x.device)
     blocks = config.blocks
+    pieces = 3 if x.dtype == torch.bfloat16 and router.dtype == torch.float32 else 1
     launch(
         _logits,
         (cdiv(experts, blocks["BLOCK_OUT"]), cdiv(rows, blocks["BLOCK_ROWS"]), apart),
@@ -41,7 +44,8 @@ def route(
         INPUTS=inputs,
         SPLITS=splits // apart,
         SPLIT=SPLIT,
-        STEP=STEPS[router.dtype],
+        STEP=STEP_OF_FLOATS if x.dtype == torch.float32 else STEPS[pieces],
+        PIECES=pieces,
         PRECISION=dot_precision(),
     )
     each = experts // rule.groups
@@ -64,25 +68,33 @@ def route(
     return chosen, weights
 
 
-def row_class(rows: int) -> bool:
+def row_class(dtype: torch.dtype, rows: int) -> tuple[int, bool]:
     """Return the same value for numbers of rows for which `route` launches the same kernels."""
-    return rows <= APART
+    return _most_rows(rows, dtype), rows <= APART
+
+
+def _most_rows(rows: int, dtype: torch.dtype) -> int:
+    """Return the rows of the largest tile to choose from. Each tile of rows reads the whole router."""
+    if rows <= APART:
+        return 16
+    return 32 if rows <= 1024 or dtype == torch.float32 else 64
 
 
 @by_shape
 def _config(
-    experts: int, inputs: int, dtype: torch.dtype, router_dtype: torch.dtype, device: torch.device
+    experts: int, inputs: int, most_rows: int, dtype: torch.dtype, router_dtype: torch.dtype, device: torch.device
 ) -> KernelConfig:
-    shape = f"experts={experts} inputs={inputs} {dtype} {router_dtype}"
-    return config_of("moe.routing.logits", shape, device, *candidates())
+    shape = f"experts={experts} inputs={inputs} most_rows={most_rows} {dtype} {router_dtype}"
+    return config_of("moe.routing.logits", shape, device, *candidates(most_rows))
 
 
-def candidates() -> list[KernelConfig]:
+def candidates(most_rows: int) -> list[KernelConfig]:
     """Return the configurations to choose from, the default first.
 
     All have 64 outputs: kernels/linear/quantized/triton.py says why.
     """
-    return [KernelConfig({"BLOCK_OUT": 64, "BLOCK_ROWS": rows}, 4, stages) for rows in (16, 32) for stages in (2, 3)]
+    sizes = [size for size in (64, 32, 16) if most_rows // 4 <= size <= most_rows]
+    return [KernelConfig({"BLOCK_OUT": 64, "BLOCK_ROWS": size}, 4, stages) for size in sizes for stages in (2, 3)]
 
 
 @jit
@@ -96,12 +108,15 @@ def _logits(
     SPLITS: tl.constexpr,
     SPLIT: tl.constexpr,
     STEP: tl.constexpr,
+    PIECES: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
     """Compute a tile of the logits [splits, rows, EXPERTS]: the sum of SPLITS splits, beginning with the program's.
 
+    A float32 router meets bfloat16 inputs in three bfloat16 PIECES, whose sum it is: 3 times 8 bits. So each product
+    is exact, as in float32, but is computed by tensor cores.
     Grid: tiles of experts, tiles of rows, splits.
     """
     outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
@@ -118,7 +133,13 @@ def _logits(
             there = start + within < INPUTS
             router = tl.load(router_ptr + start, inside[:, None] & there[None, :], other=0.0)
             x = tl.load(x_ptr + start, here[None, :] & there[:, None], other=0.0)
-            sums = tl.dot(router, x.to(router.dtype), sums, input_precision=PRECISION)
+            if PIECES == 1:
+                sums = tl.dot(router, x.to(router.dtype), sums, input_precision=PRECISION)
+            else:
+                for _ in tl.static_range(PIECES):
+                    piece = router.to(x.dtype)
+                    sums = tl.dot(piece, x, sums)
+                    router -= piece.to(tl.float32)
         total += sums
     places = (tl.program_id(2) * rows + at).to(tl.int64)[None, :] * EXPERTS + outs[:, None]
     tl.store(logits_ptr + places, total, inside[:, None] & here[None, :])

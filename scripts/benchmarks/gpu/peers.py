@@ -11,6 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from scripts.benchmarks.gpu.operations.attention import Heads
+from scripts.benchmarks.gpu.operations.delta import DeltaNet
+from scripts.benchmarks.gpu.operations.kda import KdaNet
 from scripts.benchmarks.gpu.operations.mamba2 import Mixer
 from scripts.benchmarks.gpu.timing import Run
 
@@ -18,6 +20,8 @@ BF16 = torch.bfloat16
 # Timed operations of Baton (operations/listed.py) that other projects have too: their names and sizes.
 PROMPTS = {"ssd, 8192 tokens, 1 groups": Mixer(groups=1), "ssd, 8192 tokens, 8 groups": Mixer(groups=8)}
 STEPS = {f"state_update, {rows} rows": rows for rows in (1, 32, 256)}
+RULES = {"delta_prefill, 8192 tokens": DeltaNet(), "delta_prefill, 16 prompts of 512": DeltaNet()}
+KDA_RULES = {"kda_prefill, 8192 tokens": KdaNet()}
 ATTENTION = {"attention, 8192 tokens": Heads(), "attention, heads of 64": Heads(32, 8, 64)}
 
 
@@ -81,6 +85,26 @@ def fla(name: str, device: torch.device) -> Run | None:
     return lambda: module.chunk_simple_gla(C, B, x, decays, scale=1.0, output_final_state=True)
 
 
+def fla_rule(name: str, device: torch.device) -> Run | None:
+    """Return a call of fla's gated delta rule or KDA alone: Baton's operation also has the convolution and the norm."""
+    if find_spec("fla") is None or name not in RULES | KDA_RULES:
+        return None
+    if name in KDA_RULES:
+        kimi, module = KDA_RULES[name], import_module("fla.ops.kda")
+        q, k, v = torch.randn(3, 1, 8192, kimi.heads, kimi.size, dtype=BF16, device=device)
+        gates = -torch.rand(1, 8192, kimi.heads, kimi.size, device=device) - 0.01
+        beta = torch.rand(1, 8192, kimi.heads, dtype=BF16, device=device)
+        return lambda: module.chunk_kda(q, k, v, gates, beta, output_final_state=True, use_qk_l2norm_in_kernel=True)
+    net, module = RULES[name], import_module("fla.ops.gated_delta_rule")
+    q, k = torch.randn(2, 1, 8192, net.key_heads, net.size, dtype=BF16, device=device)
+    v = torch.randn(1, 8192, net.heads, net.width, dtype=BF16, device=device)
+    decays = -torch.rand(1, 8192, net.heads, device=device) - 0.01
+    beta = torch.rand(1, 8192, net.heads, dtype=BF16, device=device)
+    ends = torch.arange(0, 8193, 512, device=device) if "16 prompts" in name else None
+    more = {"output_final_state": True, "use_qk_l2norm_in_kernel": True, "cu_seqlens": ends}
+    return lambda: module.chunk_gated_delta_rule(q, k, v, decays, beta, **more)
+
+
 def torch_attention(name: str, device: torch.device) -> Run | None:
     """Return a call of torch's attention, on keys and values without pages."""
     if name not in ATTENTION:
@@ -106,6 +130,7 @@ def _unpaged(heads: Heads, device: torch.device, tokens: int = 8192) -> tuple[to
 PEERS: dict[str, Callable[[str, torch.device], Run | None]] = {
     "mamba_ssm": mamba_ssm,
     "fla": fla,
+    "fla, the rule alone": fla_rule,
     "torch": torch_attention,
     "flashinfer": flashinfer,
 }

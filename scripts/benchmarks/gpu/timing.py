@@ -14,17 +14,21 @@ Run = Callable[[], object]
 class Ceilings:
     """Maximal speeds of a device."""
 
-    bandwidth: float  # bytes per second of a copy, read plus written
+    bandwidth: float  # bytes per second, read plus written
     rate: float  # bfloat16 operations per second of a matrix product
 
     @classmethod
     def measured(cls, device: torch.device) -> "Ceilings":
-        size, edge = (2**30, 8192) if device.type == "cuda" else (2**20, 64)
-        source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
+        size, edge = (2**29, 8192) if device.type == "cuda" else (2**18, 64)
+        source = torch.randn(size, device=device)
         target, (a, b) = torch.empty_like(source), torch.randn(2, edge, edge, dtype=torch.bfloat16, device=device)
-        copied = seconds_of([lambda: target.copy_(source)], device)
+        # The driver's copy can be slower than a kernel that reads and writes as much.
+        copied = min(
+            seconds_of([lambda: target.copy_(source)], device),
+            seconds_of([lambda: torch.neg(source, out=target)], device),
+        )
         multiplied = seconds_of([lambda: torch.mm(a, b)], device)
-        return cls(2 * size / copied, 2 * edge**3 / multiplied)
+        return cls(2 * source.nbytes / copied, 2 * edge**3 / multiplied)
 
 
 def seconds_of(runs: Sequence[Run], device: torch.device, rounds: int = 15) -> float:

@@ -31,6 +31,6 @@ def route(router: tuple[int, int, RoutingRule, torch.dtype], rows: int, dtype: t
 CASES: list[tuple[str, Callable[[], None]]] = [
     (f"{name}, {rows} rows, {dtype}", partial(route, router, rows, dtype))
     for name, router in ROUTERS.items()
-    for rows in (1, 512)
+    for rows in (1, 512, 2048)
     for dtype in (BF16, F32)
 ]
