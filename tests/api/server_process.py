@@ -60,6 +60,11 @@ class ServerProcess:
         self._reader.start()
         self.url = ""
 
+    def kill_now(self) -> None:
+        """Send SIGKILL, which is the end that the context then expects."""
+        self._exit_code = -signal.SIGKILL
+        self.process.kill()
+
     def __enter__(self) -> Self:
         try:
             self.url = self.wait_for("listening")["url"]

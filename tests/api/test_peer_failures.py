@@ -1,0 +1,182 @@
+"""Linked engines that are killed, frozen and cut off under load: every request is answered right, nothing is lost."""
+
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
+from itertools import count
+
+import pytest
+
+from tests.api.server_process import SERVE, ServerProcess
+from tests.api.silent_proxy import SilentProxy
+from tests.api.test_peers import PATIENCE_S, SMALL, generate, prompt, wait_for_link
+
+AT_ONCE = 4
+TOKENS = 400  # of a prompt
+MOST_GROWTH_MIB = 48.0  # of a survivor's memory: allocators keep what a burst has taken
+ROUNDS = [1, pytest.param(25, marks=pytest.mark.soak)]
+_seeds = count(1000)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[ServerProcess]:
+    """An engine without peers, whose answers are the right ones."""
+    with ServerProcess((*SERVE, *SMALL)) as server:
+        yield server
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def prefill_engine(port: int) -> ServerProcess:
+    return ServerProcess((*SERVE, *SMALL, "--role", "prefill", "--peer-listen", f"127.0.0.1:{port}"))
+
+
+def decode_engine(port: int) -> ServerProcess:
+    return ServerProcess((*SERVE, *SMALL, "--role", "decode", "--peer", f"127.0.0.1:{port}"))
+
+
+@contextmanager
+def linked() -> Iterator[tuple[ServerProcess, ServerProcess, SilentProxy]]:
+    """A prefill engine, a decode engine, and the proxy through which the second is connected to the first."""
+    port = free_port()
+    with prefill_engine(port) as prefill, SilentProxy(port) as proxy, decode_engine(proxy.port) as decode:
+        wait_for_link(decode)
+        yield prefill, decode, proxy
+
+
+class Load:
+    """Requests with new prompts that run while something fails. The context ends when all are answered."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._server = server
+        self.answers: list[tuple[list[int], list[int]]] = []  # prompt and output of each request
+        self.slowest_s = 0.0
+        self._threads = [threading.Thread(target=self._ask, args=(next(_seeds),)) for _ in range(AT_ONCE)]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, seed: int) -> None:
+        ids, began = prompt(seed, TOKENS), time.monotonic()
+        answer = generate(self._server, ids, temperature=1.0, sampling_seed=seed)
+        self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+        self.answers.append((ids, answer["output_ids"]))
+
+    def is_right(self, reference: ServerProcess) -> bool:
+        """Return whether every request was answered, each as an engine without peers answers it."""
+        seeds = {tuple(prompt(seed, TOKENS)): seed for seed in range(1000, next(_seeds))}
+        expected = [
+            generate(reference, ids, temperature=1.0, sampling_seed=seeds[tuple(ids)])["output_ids"]
+            for ids, _ in self.answers
+        ]
+        return len(expected) == AT_ONCE and expected == [output for _, output in self.answers]
+
+
+def asked_in_vain(server: ServerProcess) -> None:
+    """Send a request to an engine that is killed in the meantime."""
+    with suppress(OSError, HTTPException, AssertionError):
+        generate(server, prompt(next(_seeds), TOKENS))
+
+
+def settled(server: ServerProcess, descriptors: int, memory_mib: float) -> None:
+    """Wait until a survivor holds no more than before: descriptors, slots, leases, memory."""
+    until = time.monotonic() + PATIENCE_S
+    while problems := held(server, descriptors, memory_mib):
+        assert time.monotonic() < until, problems
+        time.sleep(0.1)
+
+
+def held(server: ServerProcess, descriptors: int, memory_mib: float) -> Sequence[str]:
+    info = server.get("/server_info")
+    slots = {place: number for place, number in info["gauges"]["slots"].items() if place not in ("free", "cached")}
+    found = {
+        "descriptors": server.descriptors() - descriptors > 2,
+        "memory": server.resident_mib() - memory_mib > MOST_GROWTH_MIB,
+        "audit": bool(info["audit"]),
+        f"slots {slots}": any(slots.values()),
+        "requests": bool(info["open_requests"]),
+        "links": any(link["imports"] or link["loans"] for link in server.get("/debug/peers")),
+    }
+    return [name for name, is_held in found.items() if is_held]
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_requests_outlive_a_killed_prefill_engine(reference: ServerProcess, rounds: int) -> None:
+    port, rng = free_port(), random.Random(1)
+    with decode_engine(port) as decode:
+        for number in range(rounds):
+            with prefill_engine(port) as prefill:
+                wait_for_link(decode)
+                if not number:
+                    before = decode.descriptors(), decode.resident_mib()
+                with Load(decode) as load:
+                    time.sleep(rng.uniform(0.0, 0.4))
+                    prefill.kill_now()
+            assert load.is_right(reference)
+            assert load.slowest_s < PATIENCE_S
+        settled(decode, *before)
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_a_prefill_engine_outlives_killed_decode_engines(reference: ServerProcess, rounds: int) -> None:
+    port, rng = free_port(), random.Random(2)
+    with prefill_engine(port) as prefill:
+        for number in range(rounds):
+            with decode_engine(port) as decode:
+                wait_for_link(decode)
+                if not number:
+                    before = prefill.descriptors(), prefill.resident_mib()
+                with Load(prefill) as load:
+                    asking = threading.Thread(target=asked_in_vain, args=(decode,))
+                    asking.start()
+                    time.sleep(rng.uniform(0.0, 0.4))
+                    decode.kill_now()
+                asking.join()
+            assert load.is_right(reference)
+        settled(prefill, *before)
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.soak)])
+def test_requests_outlive_a_frozen_prefill_engine(reference: ServerProcess, rounds: int) -> None:
+    with linked() as (prefill, decode, _):
+        before, rng = (decode.descriptors(), decode.resident_mib()), random.Random(3)
+        for _ in range(rounds):
+            with Load(decode) as load:
+                time.sleep(rng.uniform(0.0, 0.3))
+                prefill.process.send_signal(signal.SIGSTOP)
+            prefill.process.send_signal(signal.SIGCONT)
+            assert load.is_right(reference)
+            wait_for_link(decode)
+        settled(decode, *before)
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.soak)])
+def test_requests_outlive_a_network_that_falls_silent(reference: ServerProcess, rounds: int) -> None:
+    """Also in the middle of a copy: the state that has arrived by half is not used."""
+    with linked() as (prefill, decode, proxy):
+        rng = random.Random(4)
+        before, lent = (decode.descriptors(), decode.resident_mib()), (prefill.descriptors(), prefill.resident_mib())
+        for _ in range(rounds):
+            proxy.silence(after=rng.randrange(1, 1 << 20))
+            with Load(decode) as load:
+                pass
+            assert load.is_right(reference)
+            proxy.heal()
+            wait_for_link(decode)
+        settled(decode, *before)
+        settled(prefill, *lent)
