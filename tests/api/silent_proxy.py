@@ -12,7 +12,7 @@ CHUNK = 1 << 14
 class SilentProxy:
     """Forwards connections to a port of loopback until it is silenced.
 
-    A network that loses every packet looks like this from both ends: neither is told that a connection is dead.
+    A network that loses every packet looks like this from both ends: neither notices that a connection is dead.
     """
 
     def __init__(self, target: int) -> None:
