@@ -4,17 +4,16 @@ The first multiplies a chunk's keys and queries with their channels' decays. The
 computes scores, and the inverse of the triangular system that couples the tokens. The third passes through a segment's
 chunks with the state in registers, as triton_by_head.py does.
 
-The decay from token j to token i is never computed as a quotient of two decays, because a decay may be 0. As in
-flash-linear-attention, tokens are grouped in blocks of 16 (BLOCK). If i is in a later block than j, the decay is a
-product of two decays, from j to the beginning of i's block and from there to i, both at most 1. Within a block each
-pair has its own decay.
+The decay from token j to token i is never computed as a quotient of two decays, because a decay may be 0. It is a
+product of two decays, from j to a border between the two and from there to i, both at most 1. For each power of two h,
+adjacent blocks of h tokens form pairs with a border in the middle, and one matrix product relates the tokens of all
+earlier blocks to those of the later ones. Any two tokens of a chunk are in the two blocks of a pair for exactly one h.
 """
 
 import torch
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.delta_net.rule.reference import BLOCK
 from baton.kernels.delta_net.rule.triton_by_head import inverse_of, scan_candidates
 from baton.kernels.prefill.chunk_table import LONGEST, ChunkTable
 from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
@@ -23,6 +22,8 @@ from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
 from baton.kernels.runtime.triton.limits import shared_memory
 from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
+
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 def delta_scan(
@@ -54,7 +55,7 @@ def delta_scan(
     # token to its end.
     per_channel = (table.chunks, heads, LONGEST, size)
     recall_keys, read_queries, add_keys = (torch.empty(per_channel, dtype=v.dtype, device=device) for _ in range(3))
-    sums = torch.empty(per_channel, device=device)  # log decays from a chunk's first token to each token
+    sums = torch.empty(per_channel, device=device)  # log2 of decays from a chunk's first token to each token
     inverses = torch.empty(table.chunks, heads, LONGEST, LONGEST, dtype=v.dtype, device=device)
     scores = torch.empty(table.chunks, heads, LONGEST, LONGEST, dtype=v.dtype, device=device)
     o = torch.empty(tokens, heads, width, dtype=v.dtype, device=device)
@@ -77,9 +78,7 @@ def delta_scan(
         config=_relate_config(size, v.dtype, device),
         IS_PROJECTED=A is not None,
         BETA_ROW=row_stride(beta),
-        NEAR=BLOCK,
-        # For bfloat16 inputs the inverse is rounded to bfloat16 in the end, so TF32 is precise enough.
-        PRECISION="ieee" if v.dtype == torch.float32 else "tf32",
+        IS_EXACT=v.dtype == torch.float32,
         **rows,
         **sizes,
     )
@@ -126,7 +125,8 @@ def decay_candidates(size: int) -> list[KernelConfig]:
 
 def relate_candidates(size: int, dtype: torch.dtype) -> list[KernelConfig]:
     """Return the configurations of _relate to choose from, the default first."""
-    chosen = [(32, 8), (32, 4), (64, 8), (64, 4)] if dtype != torch.float32 else [(16, 8), (32, 8), (16, 4)]
+    halves = [(128, 8), (128, 16), (64, 8), (64, 16), (32, 8), (32, 16)]
+    chosen = halves if dtype != torch.float32 else [(16, 8), (32, 8), (16, 4)]
     return _in_parts(size, chosen)
 
 
@@ -183,15 +183,15 @@ def _decay(
         if A_ptr is not None:
             bias = tl.load(dt_bias_ptr + head * SIZE + n, n < SIZE, other=0.0)
             g = tl.where(inside, tl.load(A_ptr + head) * softplus(g + bias[None, :]), 0.0)
-        sums = tl.cumsum(g, 0)
+        sums = tl.cumsum(g * LOG2_E, 0)
         total = tl.sum(tl.where(token[:, None] == TOKENS - 1, sums, 0.0), 0)
         places = (chunk * HEADS + head) * (TOKENS * SIZE) + (token[:, None] * SIZE + n[None, :])
         tl.store(sums_ptr + places, sums, has_n)
         q = tl.load(q_ptr + (token[:, None] * Q_ROW + n[None, :]), inside, other=0.0).to(tl.float32) * q_norm[:, None]
-        tl.store(read_queries_ptr + places, (q * tl.exp(sums)).to(read_queries_ptr.dtype.element_ty), has_n)
+        tl.store(read_queries_ptr + places, (q * tl.exp2(sums)).to(read_queries_ptr.dtype.element_ty), has_n)
         k = tl.load(k_ptr + (token[:, None] * K_ROW + n[None, :]), inside, other=0.0).to(tl.float32) * k_norm[:, None]
-        tl.store(recall_keys_ptr + places, (k * tl.exp(sums)).to(recall_keys_ptr.dtype.element_ty), has_n)
-        tl.store(add_keys_ptr + places, (k * tl.exp(total[None, :] - sums)).to(add_keys_ptr.dtype.element_ty), has_n)
+        tl.store(recall_keys_ptr + places, (k * tl.exp2(sums)).to(recall_keys_ptr.dtype.element_ty), has_n)
+        tl.store(add_keys_ptr + places, (k * tl.exp2(total[None, :] - sums)).to(add_keys_ptr.dtype.element_ty), has_n)
 
 
 @jit
@@ -223,8 +223,7 @@ def _relate(
     K_ROW: tl.constexpr,
     BETA_ROW: tl.constexpr,
     TOKENS: tl.constexpr,
-    NEAR: tl.constexpr,
-    PRECISION: tl.constexpr,
+    IS_EXACT: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Compute inverse and scores of one head in one chunk, with decays between tokens as the module describes.
@@ -252,23 +251,24 @@ def _relate(
         sums = tl.load(sums_ptr + (row * SIZE + n[None, :]), has_n, other=0.0)
         k_squares += tl.sum(k * k, 1)
         q_squares += tl.sum(q * q, 1)
-        # Pairs of different blocks: for each block but the first, compute one product with all tokens before the block.
-        for first in range(NEAR, TOKENS, NEAR):
-            at_first = tl.load(sums_ptr + ((first - 1) * SIZE + n), n < SIZE, other=0.0)[None, :]
-            is_later = (row >= first) & (row < first + NEAR)
-            since = tl.exp(tl.where(is_later, sums - at_first, -float("inf")))
-            until = k * tl.exp(tl.where(row < first, at_first - sums, -float("inf")))
-            until = tl.trans(until.to(loaded_k.dtype))
-            key_scores = tl.dot((k * since).to(loaded_k.dtype), until, key_scores, input_precision="ieee")
-            query_scores = tl.dot((q * since).to(loaded_k.dtype), until, query_scores, input_precision="ieee")
-        # Pairs within a block: pair each token with token `number` of its own block.
-        for number in range(NEAR):
-            near = row // NEAR * NEAR + number
-            near_k = tl.load(k_ptr + (near * K_ROW + n[None, :]), (near < count) & has_n, other=0.0).to(tl.float32)
-            near_sums = tl.load(sums_ptr + (near * SIZE + n[None, :]), has_n, other=0.0)
-            left = near_k * tl.exp(tl.where(row >= near, sums - near_sums, -float("inf")))
-            key_scores += tl.where(column == near, tl.sum(k * left, 1)[:, None], 0.0)
-            query_scores += tl.where(column == near, tl.sum(q * left, 1)[:, None], 0.0)
+        # Each pass overwrites all scores between different blocks. Those that are wrong, because their blocks are of
+        # different pairs, are overwritten by later passes. A token's score with itself contains no decay.
+        part_of_keys = tl.zeros([TOKENS, TOKENS], tl.float32)
+        part_of_queries = part_of_keys + tl.sum(q * k, 1)[:, None]
+        half = 1
+        decayed_k, decayed_q = _decayed(k, q, sums, sums_ptr, row, n, half, SIZE, TOKENS, loaded_k.dtype)
+        while half < TOKENS:
+            is_apart = (row ^ column) >= half
+            of_keys = tl.dot(decayed_k, tl.trans(decayed_k), input_precision="ieee")
+            of_queries = tl.dot(decayed_q, tl.trans(decayed_k), input_precision="ieee")
+            half *= 2
+            # Compute the next operands while tensor cores multiply. As values that the loop carries, they are computed
+            # once and not in the layout of each operand.
+            decayed_k, decayed_q = _decayed(k, q, sums, sums_ptr, row, n, half, SIZE, TOKENS, loaded_k.dtype)
+            part_of_keys = tl.where(is_apart, of_keys, part_of_keys)
+            part_of_queries = tl.where(is_apart, of_queries, part_of_queries)
+        key_scores += part_of_keys
+        query_scores += part_of_queries
 
     beta = tl.load(beta_ptr + begin * BETA_ROW + token * BETA_ROW + head, live, other=0.0).to(tl.float32)
     if IS_PROJECTED:
@@ -280,8 +280,20 @@ def _relate(
     query_scores = tl.where(row >= column, query_scores, 0.0)
     tl.store(scores_ptr + matrix, query_scores.to(scores_ptr.dtype.element_ty))
     key_scores = tl.where(row > column, key_scores * beta[:, None], 0.0)
-    inverse = inverse_of(key_scores, row, column, TOKENS, PRECISION) * beta[None, :]
+    inverse = inverse_of(key_scores, row, column, TOKENS, IS_EXACT) * beta[None, :]
     tl.store(inverses_ptr + matrix, inverse.to(inverses_ptr.dtype.element_ty))
+
+
+@jit
+def _decayed(k, q, sums, sums_ptr, row, n, half, SIZE: tl.constexpr, TOKENS: tl.constexpr, dtype: tl.constexpr):
+    """Return k and q times the decays between each token and the border in the middle of its pair of blocks.
+
+    half: tokens of a block.
+    """
+    last = tl.minimum(row // (2 * half) * (2 * half) + half, TOKENS) - 1
+    at_border = tl.load(sums_ptr + (last * SIZE + n[None, :]), (n < SIZE)[None, :], other=0.0)
+    decay = tl.exp2(-tl.abs(sums - at_border))
+    return (k * decay).to(dtype), (q * decay).to(dtype)
 
 
 @jit
@@ -340,7 +352,7 @@ def _scan(
         tl.store(o_ptr + begin * O_ROW + (token[:, None] * O_ROW + p[None, :]), o.to(v.dtype), in_v)
 
         added_keys = tl.load(add_keys_ptr + chunk_place + transposed, has_n[:, None], other=0.0)
-        decay = tl.exp(tl.load(sums_ptr + chunk_place + (TOKENS - 1) * SIZE + n[:, None], has_n[:, None], other=0.0))
+        decay = tl.exp2(tl.load(sums_ptr + chunk_place + (TOKENS - 1) * SIZE + n[:, None], has_n[:, None], other=0.0))
         # Mask u again: as a separate value, it does not keep the copy of u above alive in shared memory, of which some
         # GPUs have too little.
         fed = tl.where(in_v, u, 0.0).to(v.dtype)

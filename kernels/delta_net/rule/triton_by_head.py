@@ -62,8 +62,7 @@ def delta_scan(
         config=_prepare_config(size, v.dtype, device),
         G_ROW=row_stride(g),
         BETA_ROW=row_stride(beta),
-        # For bfloat16 inputs the inverse is rounded to bfloat16 in the end, so TF32 is precise enough.
-        PRECISION="ieee" if v.dtype == torch.float32 else "tf32",
+        IS_EXACT=v.dtype == torch.float32,
         **sizes,
     )
     config = _scan_config(heads, width, size, v.dtype, device, shared_memory(device))
@@ -146,7 +145,7 @@ def _prepare(
     G_ROW: tl.constexpr,
     BETA_ROW: tl.constexpr,
     TOKENS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    IS_EXACT: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Compute gates, inverse and scores of one head in one chunk.
@@ -193,12 +192,12 @@ def _prepare(
         k_norm, q_norm = tl.rsqrt(k_squares + 1e-6), tl.rsqrt(q_squares + 1e-6) * scale
 
     decay = tl.exp(tl.where(row >= column, sums[:, None] - sums[None, :], -float("inf")))
-    key_scores = key_scores * (beta * k_norm)[:, None] * k_norm[None, :] * decay
-    inverse = inverse_of(tl.where(row > column, key_scores, 0.0), row, column, TOKENS, PRECISION) * beta[None, :]
-    query_scores = query_scores * q_norm[:, None] * k_norm[None, :] * decay
     matrix = (chunk * HEADS + head) * (TOKENS * TOKENS) + row * TOKENS + column
-    tl.store(inverses_ptr + matrix, inverse.to(inverses_ptr.dtype.element_ty))
+    query_scores = query_scores * q_norm[:, None] * k_norm[None, :] * decay
     tl.store(scores_ptr + matrix, query_scores.to(scores_ptr.dtype.element_ty))
+    key_scores = key_scores * (beta * k_norm)[:, None] * k_norm[None, :] * decay
+    inverse = inverse_of(tl.where(row > column, key_scores, 0.0), row, column, TOKENS, IS_EXACT) * beta[None, :]
+    tl.store(inverses_ptr + matrix, inverse.to(inverses_ptr.dtype.element_ty))
 
     gates_ptr += (chunk * HEADS + head) * (4 * TOKENS) + token
     tl.store(gates_ptr, tl.exp(sums) * k_norm)
@@ -208,23 +207,28 @@ def _prepare(
 
 
 @jit
-def inverse_of(A, row, column, TOKENS: tl.constexpr, PRECISION: tl.constexpr):
-    """Return (I + A)⁻¹ for a strictly lower triangular A.
+def inverse_of(A, row, column, TOKENS: tl.constexpr, IS_EXACT: tl.constexpr):
+    """Return (I + A)⁻¹ for a strictly lower triangular A, whose coefficients are as the delta rule defines them.
 
     Diagonal blocks of size 2 are inverted first, then blocks of twice the size until one covers the matrix:
 
         ⎡P 0⎤⁻¹   ⎡ P⁻¹          0 ⎤
         ⎣B Q⎦   = ⎣−Q⁻¹·B·P⁻¹   Q⁻¹⎦
 
-    With X the inverses of the halves on the diagonal, this is X − X·B·X.
+    With X the inverses of the halves on the diagonal, the new block is the one at B's place in −X·A·X.
+
+    IS_EXACT: compute products in float32. Otherwise their operands are float16, which is as precise as TF32 and takes
+        half of the shared memory. With keys of unit length and beta at most 1 no number exceeds its range: those of all
+        inverses are at most 1.
     """
-    is_pair = (row // 2 == column // 2) & (row != column)
-    X = tl.where(row == column, 1.0, 0.0) - tl.where(is_pair, A, 0.0)
+    distance = row ^ column  # at least `half` between halves, and less than 2 · half within a block
+    X = tl.where(row == column, 1.0, 0.0) - tl.where(distance == 1, A, 0.0)
+    negative = (-A).to(tl.float32 if IS_EXACT else tl.float16)
     half = 2
     while half < TOKENS:
-        is_between = (row // (2 * half) == column // (2 * half)) & (row // half != column // half)
-        B = tl.where(is_between, A, 0.0)
-        X -= tl.dot(X, tl.dot(B, X, input_precision=PRECISION), input_precision=PRECISION)
+        halves = X.to(negative.dtype)
+        product = tl.dot(negative, halves, input_precision="ieee").to(negative.dtype)
+        X = tl.where(distance // half == 1, tl.dot(halves, product, input_precision="ieee"), X)
         half *= 2
     return X
 
