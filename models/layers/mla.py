@@ -45,7 +45,7 @@ class LatentSettings:
     @property
     def scale(self) -> float:
         """The factor of the scores."""
-        return (self.own + self.shared) ** -0.5
+        return float((self.own + self.shared) ** -0.5)
 
     def kv_specs(self, dtype: torch.dtype) -> list[TensorSpec]:
         """Return what one layer stores per position: a latent and a shared key.

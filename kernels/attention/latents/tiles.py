@@ -10,8 +10,8 @@ from baton.kernels.runtime.triton.limits import LEAST, shared_memory
 
 def prefill_config(query: Tensor, value_weight: Tensor) -> KernelConfig:
     """Return the block sizes for these shapes on this device."""
-    shape = (*query.shape[1:], value_weight.shape[1])
-    return _config(*shape, query.dtype, query.device, shared_memory(query.device))
+    (heads, width), value_width = query.shape[1:], value_weight.shape[1]
+    return _config(heads, width, value_width, query.dtype, query.device, shared_memory(query.device))
 
 
 @by_shape
