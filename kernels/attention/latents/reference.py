@@ -32,13 +32,10 @@ def attend_by_heads(
     rank, end = key_weight.shape[1], start + length
     needed = pages[: -(-end // latents.shape[1])].long()
     stored = latents[needed].flatten(0, 2)[:end].float()
-    latent, shared = stored[:, :rank], stored[:, rank:]
-    own = torch.einsum("pr,hro->hpo", latent, key_weight.float())
-    keys = torch.cat([own, shared.expand(len(own), -1, -1)], dim=2)
-    values = torch.einsum("pr,hvr->hpv", latent, value_weight.float())
-    rows = slice(first, first + length)
-    scores = torch.einsum("thd,hpd->htp", query[rows].float(), keys) * scale
+    latent, shared, rows = stored[:, :rank], stored[:, rank:], slice(first, first + length)
     positions = torch.arange(end, device=query.device)
-    hidden = positions > positions[start:, None]
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-    output[rows] = torch.einsum("htp,hpv->thv", weights, values).to(output.dtype)
+    is_later = positions > positions[start:, None]
+    for head, (to_key, to_value) in enumerate(zip(key_weight.float(), value_weight.float(), strict=True)):
+        keys = torch.cat([latent @ to_key, shared], dim=1)
+        scores = (query[rows, head].float() @ keys.mT * scale).masked_fill(is_later, float("-inf"))
+        output[rows, head] = (scores.softmax(1) @ (latent @ to_value.mT)).to(output.dtype)
