@@ -39,7 +39,7 @@ def forms_of(rank: int, own: int, shared: int, value: int) -> Forms | None:
 
 
 def is_long(shortest: int, tokens: int) -> bool:
-    """Return whether a segment of so many tokens is computed by heads: a class of numbers of tokens (row_classes)."""
+    """Return whether a segment of `tokens` tokens is computed by heads: a class of numbers of tokens (row_classes)."""
     return tokens >= shortest
 
 
