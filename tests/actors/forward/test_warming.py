@@ -158,7 +158,7 @@ def test_a_prompt_of_any_size_needs_only_warmed_variants(family: str, bits: int 
 
 @pytest.mark.parametrize("family", ["kimi_linear-moe", "kimi_linear-153m"])
 def test_long_and_short_segments_of_latents_need_only_warmed_variants(family: str) -> None:
-    """Long segments are computed by heads: at the beginning, in the middle of a prompt, and in a batch with short segments."""
+    """Long segments are computed by heads: at the beginning, in the middle of a prompt, and after short ones."""
     model = model_of(family, None)
     known = set[Any]().union(*(variants(model, tokens) for tokens in warmed(model)))
     shortest = model.outline.forms.shortest
