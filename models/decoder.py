@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from baton.kernels.attention.latents.sizes import Forms
 from baton.models.batch import Batch, Pools, TensorSpec
 from baton.models.config import ModelConfig, ModelError
 from baton.models.layers.linear import Embedding, Linear
@@ -28,6 +29,7 @@ class Outline:
     states: list[TensorSpec]  # state tensors of all layers in a slot
     pages: list[TensorSpec]  # page tensors of all layers, per position
     rotate: Callable[[Tensor], Rotation] | None = None  # returns the rotation for positions; None: no encoding
+    forms: Forms | None = None  # limits of latent attention; None: the model has none
     residual_dtype: torch.dtype | None = None  # dtype of the residual stream; None: the embeddings' dtype
     multipliers: tuple[float, float, float] = (1.0, 1.0, 1.0)  # factors: embeddings, last block's output, logits
 
@@ -79,7 +81,8 @@ class Decoder(nn.Module):
 
     def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
         """Return what all layers need to know about the batch."""
-        return plan_batch(batch, pools, self.chunk_size, self.outline.kernel, self.outline.rotate)
+        outline = self.outline
+        return plan_batch(batch, pools, self.chunk_size, outline.kernel, outline.rotate, outline.forms)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the embeddings of tokens, [tokens, hidden], in the dtype of the residual stream."""

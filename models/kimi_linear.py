@@ -60,6 +60,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         kernel=kda.kernel,
         states=kda.state_specs() * kinds.count("linear_attention"),
         pages=attention.kv_specs(dtype) * kinds.count("full_attention"),
+        forms=attention.forms(),
     )
 
     def norm() -> RMSNorm:

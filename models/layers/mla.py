@@ -1,15 +1,19 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434), without position encoding."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from baton.kernels.attention.latents import attend_by_heads
+from baton.kernels.attention.latents.sizes import Forms, forms_of
 from baton.kernels.attention.mla_cache import write_latents
 from baton.kernels.attention.paged import paged_attention
-from baton.models.batch import TensorSpec
+from baton.models.batch import PagePlan, TensorSpec
 from baton.models.layers.linear import HeadLinear, Linear
 from baton.models.layers.norm import RMSNorm
+from baton.models.layers.spans import LongSegment, Span
 from baton.models.layers.step import BatchPlan
 
 EPS = 1e-6
@@ -38,6 +42,11 @@ class LatentSettings:
         """Numbers that a layer stores per position."""
         return self.rank + self.shared
 
+    @property
+    def scale(self) -> float:
+        """The factor of the scores."""
+        return float((self.own + self.shared) ** -0.5)
+
     def kv_specs(self, dtype: torch.dtype) -> list[TensorSpec]:
         """Return what one layer stores per position: a latent and a shared key.
 
@@ -45,16 +54,21 @@ class LatentSettings:
         """
         return [TensorSpec((1, self.stored), dtype)]
 
+    def forms(self) -> Forms | None:
+        """Return the limits that choose the form in which a GPU computes a segment; None: always the absorbed form."""
+        return forms_of(self.rank, self.own, self.shared, self.value)
+
 
 class LatentAttention(nn.Module):
     """A layer of latent attention. All heads attend to the same key at each position: the latent and the shared key.
 
     The latent is also the value. For a query q and a latent c, q·(W·c) = (Wᵀ·q)·c. So W, the projection from latents to
     a head's keys, is applied to the queries instead (k_b_proj). The projection to values is applied to the output of
-    attention (v_b_proj).
-    For a long prompt this is more arithmetic than computing each head's keys and values; for decoding it reads far less
-    memory. Prompts are computed in the same way as decoding, so that a token's bits do not depend on how many tokens
-    are in its batch.
+    attention (v_b_proj). This is the absorbed form.
+    For a long prompt it is more arithmetic than computing each head's keys and values; for decoding it reads far less
+    memory. On a GPU, long segments are therefore computed by heads. The choice depends only on the number of a
+    segment's own tokens. On a CPU, prompts are computed in the same way as decoding, so that a token's bits do not
+    depend on how many tokens are in its batch.
     index: the layer's number among the model's attention layers, from 0. Its latents are in pools.pages[index].
     """
 
@@ -82,12 +96,35 @@ class LatentAttention(nn.Module):
             raise ValueError("an attention layer needs page tensors in the pools")
         latents, norm = step.pools.pages[self.index], self.kv_a_layernorm
         write_latents(self.kv_a_proj_with_mqa(hidden), norm.weight, norm.eps, latents, pages.places)
-        query = self.k_b_proj(self._queries(hidden).view(len(hidden), s.heads, s.own + s.shared), s.shared)
-        layout, scale = (pages.table, pages.offsets, pages.starts), (s.own + s.shared) ** -0.5
-        values = latents[..., : s.rank]
-        attended = paged_attention(query, latents, values, *layout, scale, pages.prompts, pages.longest)
-        projected: Tensor = self.o_proj(self.v_b_proj(attended).flatten(1))
+        queries = self._queries(hidden).view(len(hidden), s.heads, s.own + s.shared)
+        parts = () if self.k_b_proj.packed or self.v_b_proj.packed else step.parts
+        attended = self._in_parts(queries, latents, pages, parts) if parts else self._absorbed(queries, latents, pages)
+        projected: Tensor = self.o_proj(attended.flatten(1))
         return projected
+
+    def _absorbed(self, queries: Tensor, latents: Tensor, pages: PagePlan) -> Tensor:
+        """Return the attention [tokens, heads, value] of all segments of `pages`, in the absorbed form."""
+        s = self.settings
+        query = self.k_b_proj(queries, s.shared)
+        layout, values = (pages.table, pages.offsets, pages.starts), latents[..., : s.rank]
+        attended = paged_attention(query, latents, values, *layout, s.scale, pages.prompts, pages.longest)
+        projected: Tensor = self.v_b_proj(attended)
+        return projected
+
+    def _in_parts(
+        self, queries: Tensor, latents: Tensor, pages: PagePlan, parts: Sequence[LongSegment | Span]
+    ) -> Tensor:
+        """Return the attention [tokens, heads, value] of a batch that is divided into parts."""
+        s = self.settings
+        weights, attended = (self.k_b_proj.weight, self.v_b_proj.weight), queries.new_empty(*queries.shape[:2], s.value)
+        for part in parts:
+            if isinstance(part, Span):
+                rows = slice(part.first, part.stop)
+                attended[rows] = self._absorbed(queries[rows], latents, part.pages)
+            else:
+                place = (part.first, part.length, part.start)
+                attend_by_heads(queries, latents, pages.table[part.index], *weights, s.scale, *place, attended)
+        return attended
 
     def _queries(self, hidden: Tensor) -> Tensor:
         if self.settings.query_rank is not None:

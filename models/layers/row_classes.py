@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from baton.kernels.attention.latents.sizes import is_long
 from baton.kernels.moe.experts import PARTS
 from baton.models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
 from baton.models.layers.linear import Embedding, Linear
+from baton.models.layers.mla import LatentAttention
 
 ClassOf = Callable[[int], Hashable]
 
@@ -38,6 +40,8 @@ def _functions_of(module: nn.Module) -> Iterator[partial[Any]]:
 
     if isinstance(module, Linear | Embedding) and module.integers is not None:
         yield partial(linear.row_class, module.integers.dtype)
+    if isinstance(module, LatentAttention) and (forms := module.settings.forms()):
+        yield partial(is_long, forms.shortest)
     routers = [child for child in module.children() if isinstance(child, SoftmaxRouter | SigmoidRouter)]
     stacks = [child for child in module.children() if isinstance(child, Experts)]
     for router, stack in zip(routers, stacks, strict=True):

@@ -1,15 +1,18 @@
 """The plan of a step: what every layer needs to know about the batch, computed once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from baton.kernels.attention.latents.sizes import Forms
 from baton.kernels.prefill.chunk_table import chunk_table, cut
 from baton.kernels.prefill.plan import PrefillPlan
+from baton.kernels.runtime.triton import takes
 from baton.models.batch import Batch, Decode, PagePlan, Pools, Prefill
 from baton.models.layers.rope import Rotation
+from baton.models.layers.spans import LongSegment, Span, divide
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class BatchPlan:
     decode: Decode | None
     pages: PagePlan | None
     rotation: Rotation | None = None  # None: positions are not encoded
+    parts: Sequence[LongSegment | Span] = ()  # what latent attention computes apart; empty: everything together
 
     @property
     def padding(self) -> Tensor | None:
@@ -54,13 +58,19 @@ class BatchPlan:
 
 
 def plan_batch(
-    batch: Batch, pools: Pools, chunk_size: int, kernel: int, rotate: Callable[[Tensor], Rotation] | None = None
+    batch: Batch,
+    pools: Pools,
+    chunk_size: int,
+    kernel: int,
+    rotate: Callable[[Tensor], Rotation] | None = None,
+    forms: Forms | None = None,
 ) -> BatchPlan:
     """Compute the plan of a step.
 
     chunk_size: how many tokens of a prompt the model's kernels compute together.
     kernel: the width of the model's convolutions.
     rotate: returns the rotation for positions; None if the model does not encode positions.
+    forms: the limits of latent attention; None if the model has none, or always computes it in the absorbed form.
     """
     prefill, pages = batch.prefill, batch.pages
     if pools.pages and pages is None:
@@ -73,6 +83,7 @@ def plan_batch(
         batch.decode,
         pages,
         rotate(batch.positions) if rotate else None,
+        _divide(batch, pages, forms) if forms and pages else (),
     )
 
 
@@ -80,6 +91,15 @@ def _plan_prefill(prefill: Prefill, chunk_size: int, kernel: int, device: torch.
     segments = (prefill.offsets, prefill.starts, prefill.slots, prefill.saved())
     table = prefill.table or chunk_table(cut(*segments, chunk_size), device)
     return PrefillPlan(*segments, kernel, table)
+
+
+def _divide(batch: Batch, pages: PagePlan, forms: Forms) -> Sequence[LongSegment | Span]:
+    """Return the parts of latent attention; () where all of it is computed together, in the absorbed form."""
+    prefill, rows = batch.prefill, len(batch.decode.slots) if batch.decode else 0
+    if prefill is None or not takes(batch.tokens):
+        return ()
+    parts = divide(forms, prefill.offsets, prefill.starts, rows, pages)
+    return () if len(parts) == 1 and isinstance(parts[0], Span) else parts
 
 
 def _plan_pages(batch: Batch, page_size: int) -> PagePlan:

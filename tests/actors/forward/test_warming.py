@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from functools import cache
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,13 +107,18 @@ class Watched:
     def open_row(self, *_: Any) -> None: ...
 
 
-def variants(model: Any, tokens: int) -> set[tuple[Any, ...]]:
-    """Return the variants that a step launches for the prompts of one row, with the head for all tokens."""
-    pools = allocate(model, 2, -(-tokens // PAGE), PAGE, META)
-    table = torch.zeros(1, -(-tokens // PAGE), dtype=torch.int32, device=META)
+def variants(model: Any, *lengths: int, start: int = 0) -> set[tuple[Any, ...]]:
+    """Return the variants that a step launches for prompts of these lengths, with the head for all tokens.
+
+    start: the position at which each prompt begins.
+    """
+    tokens, pages, count = sum(lengths), -(-(start + max(lengths)) // PAGE), len(lengths)
+    pools = allocate(model, count + 1, pages, PAGE, META)
+    table = torch.zeros(count, pages, dtype=torch.int32, device=META)
     positions, found = torch.zeros(tokens, dtype=torch.int64, device=META), list[triton.Launch]()
+    offsets = [0, *accumulate(lengths)]
     with triton.watched(found.append), torch.inference_mode():
-        batch = Batch(positions, positions, Prefill([0, tokens], [0], [0], [], table), None)
+        batch = Batch(positions, positions, Prefill(offsets, [start] * count, [*range(count)], [], table), None)
         model.logits(model.forward(batch, pools)[:128])
     return {variant(launch) for launch in found}
 
@@ -121,12 +127,14 @@ def edges(model: Any) -> set[int]:
     """Return numbers of tokens on both sides of every number at which a kernel may change its tiles.
 
     Tiles of projections change at powers of two, and tiles of experts where each expert gets a power of two of tokens
-    on average, rounded up or down.
+    on average, rounded up or down. Latent attention of segments changes its form at the shortest long one.
     """
     powers = [2**power for power in range(12)]
     routers = [module for module in model.modules() if hasattr(module, "rule")]
     shares = {len(router.weight) / router.rule.top_k for router in routers}
     found = {int(power * share) + more for power in powers for share in {1.0, *shares} for more in (0, 1)}
+    if forms := model.outline.forms:
+        found |= {forms.shortest - 1, forms.shortest}
     return {tokens for tokens in found if 0 < tokens <= STEP_TOKENS} | {STEP_TOKENS}
 
 
@@ -146,6 +154,18 @@ def test_a_prompt_of_any_size_needs_only_warmed_variants(family: str, bits: int 
     drawn = random.Random(0).sample(range(1, STEP_TOKENS + 1), 4)
     for tokens in sorted(edges(model) | {*drawn}):
         assert variants(model, tokens) <= known, tokens
+
+
+@pytest.mark.parametrize("family", ["kimi_linear-moe", "kimi_linear-153m"])
+def test_long_and_short_segments_of_latents_need_only_warmed_variants(family: str) -> None:
+    """Long segments are computed by heads: at the beginning, in the middle of a prompt, and after short ones."""
+    model = model_of(family, None)
+    known = set[Any]().union(*(variants(model, tokens) for tokens in warmed(model)))
+    shortest = model.outline.forms.shortest
+    assert {name for name, *_ in known} >= {"_attend_block", "_prefill"}
+    assert "_attend_block" not in {name for name, *_ in variants(model, shortest - 1)}
+    assert variants(model, STEP_TOKENS, start=20_000) <= known
+    assert variants(model, 1, shortest - 1, shortest, shortest + 7, 3, 5, start=77) <= known
 
 
 @pytest.mark.parametrize("bits", [None, 8])

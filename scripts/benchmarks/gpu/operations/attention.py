@@ -7,6 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from baton.kernels.attention.latents import reference as by_heads
 from baton.kernels.attention.mla_cache import reference as latents
 from baton.kernels.attention.paged import reference as attention
 from baton.kernels.attention.rotary import reference as rotary
@@ -73,6 +74,36 @@ def attend(draw: Draw, heads: Heads, prompts: Sequence[tuple[int, int]], rows: S
     columns = heads.width + (heads.rank or heads.width)
     moved = bytes_of(query) * columns // heads.width + sum(ends) * bytes_per_position
     return Operation(run, exact, (query, pages, table, offsets, begin), moved, 2 * pairs * heads.heads * columns)
+
+
+def attend_by_heads(draw: Draw, heads: Heads, start: int, length: int) -> Operation:
+    """Build a call of attention of one prompt over latents by heads, with the expansion of the latents.
+
+    A head's own key and its value have a quarter of a latent's columns, as in Kimi Linear.
+    """
+    from baton.kernels.attention.latents import triton
+
+    rank, end = heads.rank or heads.width, start + length
+    own = value = rank // 4
+    shared, scale = heads.width - rank, (own + heads.width - rank) ** -0.5
+    pages = heads.pages(draw, -(-end // PAGE))
+    table, query = draw.order(len(pages)).int(), draw.normal(length, heads.heads, own + shared)
+    weights = draw.normal(heads.heads, rank, own) * rank**-0.5, draw.normal(heads.heads, value, rank) * rank**-0.5
+
+    def run(query: Tensor, pages: Tensor, table: Tensor, *weights: Tensor) -> Sequence[Tensor]:
+        output = torch.empty(length, heads.heads, value, dtype=query.dtype, device=query.device)
+        triton.attend_by_heads(query, pages[:, 0], table, *weights, scale, 0, length, start, output)
+        return (output,)
+
+    def exact(query: Tensor, pages: Tensor, table: Tensor, *weights: Tensor) -> Sequence[Tensor]:
+        output = torch.empty(length, heads.heads, value, dtype=query.dtype, device=query.device)
+        by_heads.attend_by_heads(query, pages[:, 0], table, *weights, scale, 0, length, start, output)
+        return (output,)
+
+    pairs = length * start + length * (length + 1) // 2
+    products = pairs * (own + shared + value) + end * rank * (own + value)
+    moved = bytes_of(query, pages, *weights) + bytes_of(query) * value // (own + shared)
+    return Operation(run, exact, (query, pages, table, *weights), moved, 2 * heads.heads * products)
 
 
 def write(draw: Draw, heads: Heads, tokens: int, is_rotated: bool) -> Operation:

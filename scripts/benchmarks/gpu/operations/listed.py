@@ -55,6 +55,7 @@ def _all(
         "attention": (attention.attend, (heads, [(0, lengths[0]), (70, 20)], [5, 300])),
         "attention, decode": (attention.attend, (heads, [], [3 * row for row in range(rows)])),
         "attention, latents": (attention.attend, (latents, [(0, lengths[0]), (70, 20)], [5, 300])),
+        "attention, latents by heads": (attention.attend_by_heads, (latents, 70, lengths[0])),
         "rotate_and_write": (attention.write, (heads, sum(lengths), True)),
         "write_latents": (attention.write_latents, (latents, sum(lengths))),
         "write_pages": (attention.write, (heads, sum(lengths), False)),
@@ -99,7 +100,7 @@ TOYS = _all(
     *(Mixer(2, 16, 1, 16), DeltaNet(2, 16, 1, 32), KdaNet(2, 16, 16), Heads(4, 2, 16), Heads(4, 1, 300, 256), SMALL),
     *([70, 9], 3, 64, 300),
 )
-CHECKED = {
+CHECKED: dict[str, Build] = {
     **_all(
         *(Mixer(), DeltaNet(), KdaNet(), Heads(), KIMI, Mixture(64, 6, 1536, 512)),
         *([700, 3, 129], 37, 4096, 131_072),
@@ -119,6 +120,8 @@ CHECKED = {
             50_257,
         ).items()
     },
+    # More positions than are expanded at a time.
+    "attention, latents by heads, two blocks": _of(attention.attend_by_heads, (KIMI, 8000, 700)),
 }
 TIMED: dict[str, Build] = {
     **{
@@ -156,6 +159,9 @@ TIMED: dict[str, Build] = {
     "attention, decode 32 after 8192": _of(attention.attend, (Heads(), [], [8192] * 32)),
     "attention, decode 256 after 1024": _of(attention.attend, (Heads(), [], [1024] * 256)),
     "attention, 8192 tokens of latents": _of(attention.attend, (KIMI, [(0, 8192)])),
+    "attention, 8192 tokens of latents by heads": _of(attention.attend_by_heads, (KIMI, 0, 8192)),
+    "attention, 512 tokens of latents after 65536": _of(attention.attend, (KIMI, [(65_536, 512)])),
+    "attention, 512 tokens of latents after 65536 by heads": _of(attention.attend_by_heads, (KIMI, 65_536, 512)),
     "attention, decode 1 after 32768 latents": _of(attention.attend, (KIMI, [], [32768])),
     "attention, decode 32 after 8192 latents": _of(attention.attend, (KIMI, [], [8192] * 32)),
     "rotate_and_write, 8192 tokens": _of(attention.write, (Heads(), 8192, True)),
