@@ -131,6 +131,6 @@ PEERS: dict[str, Callable[[str, torch.device], Run | None]] = {
     "mamba_ssm": mamba_ssm,
     "fla": fla,
     "fla, the rule alone": fla_rule,
-    "torch": torch_attention,
+    "sdpa": torch_attention,
     "flashinfer": flashinfer,
 }
