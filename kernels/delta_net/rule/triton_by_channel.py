@@ -75,7 +75,7 @@ def delta_scan(
         _relate,
         (heads * table.chunks,),
         *(q, k, beta, sums, inverses, scores, table.starts, size**-0.5),
-        config=_relate_config(size, v.dtype, device),
+        config=_relate_config(size, v.dtype, device, shared_memory(device)),
         IS_PROJECTED=A is not None,
         BETA_ROW=row_stride(beta),
         IS_EXACT=v.dtype == torch.float32,
@@ -105,9 +105,9 @@ def _decay_config(size: int, dtype: torch.dtype, device: torch.device) -> Kernel
 
 
 @by_shape
-def _relate_config(size: int, dtype: torch.dtype, device: torch.device) -> KernelConfig:
+def _relate_config(size: int, dtype: torch.dtype, device: torch.device, shared: int) -> KernelConfig:
     shape = f"state={size} {str(dtype).removeprefix('torch.')}"
-    return config_of("delta_net.rule.channel_relate", shape, device, *relate_candidates(size, dtype))
+    return config_of("delta_net.rule.channel_relate", shape, device, *relate_candidates(size, dtype, shared))
 
 
 @by_shape
@@ -123,10 +123,20 @@ def decay_candidates(size: int) -> list[KernelConfig]:
     return _in_parts(size, [(32, 4), (64, 4), (64, 8), (128, 8)])
 
 
-def relate_candidates(size: int, dtype: torch.dtype) -> list[KernelConfig]:
-    """Return the configurations of _relate to choose from, the default first."""
-    halves = [(128, 8), (128, 16), (64, 8), (64, 16), (32, 8), (32, 16)]
-    chosen = halves if dtype != torch.float32 else [(16, 8), (32, 8), (16, 4)]
+def relate_candidates(size: int, dtype: torch.dtype, shared: int) -> list[KernelConfig]:
+    """Return the configurations of _relate to choose from, the default first.
+
+    Where a group of four warps multiplies with operands in shared memory (Hopper and later), many channels at a time
+    need fewer instructions. Elsewhere operands are in registers, and more channels do not fit.
+
+    shared: bytes of shared memory that a program may use.
+    """
+    if dtype == torch.float32:
+        chosen = [(16, 8), (32, 8), (16, 4)]
+    elif shared >= 227 * 1024:
+        chosen = [(128, 8), (128, 16), (64, 8), (64, 16), (32, 8), (32, 16)]
+    else:
+        chosen = [(16, 8), (16, 4), (32, 4), (32, 8)]
     return _in_parts(size, chosen)
 
 

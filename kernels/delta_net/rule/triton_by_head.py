@@ -226,9 +226,11 @@ def inverse_of(A, row, column, TOKENS: tl.constexpr, IS_EXACT: tl.constexpr):
     negative = (-A).to(tl.float32 if IS_EXACT else tl.float16)
     half = 2
     while half < TOKENS:
+        is_between = distance // half == 1
         halves = X.to(negative.dtype)
-        product = tl.dot(negative, halves, input_precision="ieee").to(negative.dtype)
-        X = tl.where(distance // half == 1, tl.dot(halves, product, input_precision="ieee"), X)
+        B = tl.where(is_between, negative, 0.0)
+        product = tl.dot(B, halves, input_precision="ieee").to(negative.dtype)
+        X += tl.dot(halves, product, input_precision="ieee")
         half *= 2
     return X
 

@@ -23,10 +23,13 @@ def sigmoid(x):
 def softplus(x):
     """Return log(1 + exp(x)), exact to a few units in the last place even where the result is tiny."""
     e = tl.exp(-tl.abs(x))
-    above = 1.0 + e
-    # log1p(e): the quotient corrects for what was lost when 1 + e was rounded.
-    lost = tl.where(above == 1.0, 1.0, e / tl.where(above == 1.0, 1.0, above - 1.0))
-    return tl.maximum(x, 0.0) + tl.where(above == 1.0, e, tl.log(above) * lost)
+    # log(1 + e) = 2·artanh(z), at most log 2, whose series needs no logarithm and does not round 1 + e.
+    z = e / (2.0 + e)
+    square = z * z
+    series = 1 / 15
+    for odd in tl.static_range(13, 0, -2):
+        series = series * square + 1 / odd
+    return tl.maximum(x, 0.0) + 2.0 * z * series
 
 
 @jit

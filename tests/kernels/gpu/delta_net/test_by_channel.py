@@ -41,7 +41,9 @@ def test_every_configuration_scans_the_same() -> None:
     packed = pack([70], [0], [])
     rule = drawn_by_channel(70, packed.pool_size, 1, 1, 70, 40)
     o, pool = recurrence(rule, packed)
-    related = triton_by_channel.relate_candidates(70, F32) + triton_by_channel.decay_candidates(70)
+    related = triton_by_channel.decay_candidates(70)
+    for dtype, shared in ((F32, 0), (BF16, 0), (BF16, 227 * 1024)):
+        related += triton_by_channel.relate_candidates(70, dtype, shared)
     scanned = triton_by_channel.scan_candidates(1, 40, 70, F32, 0) + triton_by_channel.scan_candidates(
         1, 40, 70, BF16, 0
     )
