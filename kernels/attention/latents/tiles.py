@@ -32,9 +32,9 @@ def candidates(dtype: torch.dtype, shared: int) -> list[KernelConfig]:
     if dtype == torch.float32:  # No tensor cores: a large tile fits into registers only with many threads.
         sizes = [(16, 16, 4, 2), (32, 16, 8, 1), (32, 16, 8, 2), (32, 32, 8, 2)]
     elif shared >= LARGE:
-        sizes = [(128, 64, 8, 2), (128, 64, 8, 3), (128, 32, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2)]
+        sizes = [(128, 64, 8, 2), (128, 64, 8, 3), (128, 32, 8, 3), (64, 64, 4, 2)]
     elif shared >= LEAST:
-        sizes = [(128, 32, 8, 2), (64, 32, 8, 2), (64, 64, 8, 2), (64, 32, 4, 2)]
+        sizes = [(64, 64, 8, 2), (64, 32, 8, 2), (64, 32, 4, 2)]
     else:
         sizes = [(64, 32, 8, 2), (64, 32, 4, 2), (64, 32, 8, 1)]
     return [KernelConfig({"BLOCK_M": m, "BLOCK_N": n}, warps, stages) for m, n, warps, stages in sizes]

@@ -15,7 +15,6 @@ from triton import language as tl
 from baton.kernels.attention.latents.sizes import block_positions
 from baton.kernels.attention.latents.tiles import prefill_config
 from baton.kernels.attention.paged import tiles
-from baton.kernels.attention.paged.triton import attend
 from baton.kernels.runtime.triton import launch
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
@@ -36,60 +35,127 @@ def attend_by_heads(
 ) -> None:
     """Compute reference.attend_by_heads. `query` and `latents` may be strided in their first dimension.
 
-    Scratch memory: keys and values of sizes.block_positions(page_size) positions, in query's dtype, and
-    heads · (value + 2) float32 numbers for each token. All of it is allocated for any segment, so that a warm-up
-    measures it.
+    Scratch memory: latents of sizes.block_positions(page_size) positions and their keys and values by head, in query's
+    dtype, and heads · (value + 2) float32 numbers for each token. All of it is allocated for any segment, so that a
+    warm-up measures it.
     """
-    heads, width = query.shape[1:]
+    (heads, width), (_, rank, own) = query.shape[1:], key_weight.shape
     page_size, columns = latents.shape[1], value_weight.shape[1]
     size, end = block_positions(page_size), start + length
-    keys = torch.empty(heads, size, width, dtype=query.dtype, device=query.device)
-    values = torch.empty(heads, size, columns, dtype=query.dtype, device=query.device)
+    gathered = latents.new_empty(size // page_size, *latents.shape[1:])
+    keys, values = query.new_empty(heads, size, own), query.new_empty(heads, size, columns)
     sums = torch.empty(length, heads, columns, dtype=torch.float32, device=query.device)
     marks = torch.empty(length, heads, 2, dtype=torch.float32, device=query.device)
-    table = torch.zeros(1, dtype=torch.int32, device=query.device)  # the scratch tensors are one page
     config = prefill_config(query, value_weight)
     layout = {
         "HEADS": heads,
-        "WIDTH": width,
+        "OWN": own,
+        "SHARED": width - own,
+        "RANK": rank,
         "VALUE_WIDTH": columns,
-        "BLOCK_WIDTH": tiles.block(width),
+        "BLOCK_OWN": tiles.block(own),
+        "BLOCK_SHARED": tiles.block(width - own),
         "BLOCK_VALUE": tiles.block(columns),
         "SIZE": size,
         "QUERY_STRIDE": row_stride(query),
     }
     for base in range(0, end, size):
-        stop = min(base + size, end)
-        _expand(latents, pages[base // page_size : cdiv(stop, page_size)], key_weight, value_weight, keys, values)
+        needed = pages[base // page_size : cdiv(min(base + size, end), page_size)]
+        _expand(latents, needed, key_weight, value_weight, gathered, keys, values)
         # Only tokens from `base` on see positions of this block.
         unseen = max(base - start, 0)
         grid = (cdiv(length, config.blocks["BLOCK_M"]) - unseen // config.blocks["BLOCK_M"], heads)
-        state = (table, scale / math.log(2), first, length, start, base, sums, marks, output)
-        launch(_attend_block, grid, query, keys, values, *state, config=config, **layout)
+        state = (scale / math.log(2), first, length, start, base, sums, marks, output)
+        launch(_attend_block, grid, query, keys, gathered, values, *state, config=config, **layout)
 
 
 def _expand(
-    latents: Tensor, pages: Tensor, key_weight: Tensor, value_weight: Tensor, keys: Tensor, values: Tensor
+    latents: Tensor,
+    pages: Tensor,
+    key_weight: Tensor,
+    value_weight: Tensor,
+    gathered: Tensor,
+    keys: Tensor,
+    values: Tensor,
 ) -> None:
-    """Write the keys and the values of all positions of `pages` to the first positions of `keys` and `values`.
+    """Copy `pages` of latents to the first of `gathered`, and write the keys and values of their positions.
 
-    keys: [heads, positions, own + shared]. values: [heads, positions, value].
+    gathered: [pages, page_size, 1, rank + shared]. keys: [heads, positions, own]. values: [heads, positions, value].
     """
-    heads, rank, own = key_weight.shape
-    stored = latents.index_select(0, pages).flatten(0, 2).to(keys.dtype)
-    count = len(stored)
-    latent = stored[:, :rank].expand(heads, count, rank)
-    torch.bmm(latent, key_weight.detach(), out=keys[:, :count, :own])
-    keys[:, :count, own:] = stored[:, rank:]
+    heads, rank, _ = key_weight.shape
+    stored = gathered[: len(pages)]
+    torch.index_select(latents, 0, pages, out=stored)
+    count = len(pages) * latents.shape[1]
+    latent = stored.view(count, -1)[:, :rank].expand(heads, count, rank)
+    torch.bmm(latent, key_weight.detach(), out=keys[:, :count])
     torch.bmm(latent, value_weight.detach().mT, out=values[:, :count])
+
+
+@jit
+def _attend(
+    query,
+    query_shared,
+    value_dims,
+    best,
+    total,
+    sums,
+    first,
+    stop,
+    limits,
+    end,
+    scale,
+    key_ptr,
+    shared_ptr,
+    value_ptr,
+    OWN: tl.constexpr,
+    SHARED: tl.constexpr,
+    RANK: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+    BLOCK_SHARED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+):
+    """Attend to the positions [first, stop) of a block, BLOCK_N at a time; return the updated best, total and sums.
+
+    This is the online softmax of kernels/attention/paged/triton.py, for keys of two parts in contiguous memory.
+
+    query: [M, BLOCK_OWN]. query_shared: [M, BLOCK_SHARED], for the part of the keys that all heads share.
+    shared_ptr: the latents, whose columns from RANK on are the shared part of the keys.
+    Other arguments: as there.
+    """
+    dims, shared_dims = tl.arange(0, BLOCK_OWN), tl.arange(0, BLOCK_SHARED)
+    for begin in range(first, stop, BLOCK_N):
+        positions = begin + tl.arange(0, BLOCK_N)
+        is_there = (positions < end)[:, None]
+        keys = tl.load(
+            key_ptr + (positions * OWN)[:, None] + dims[None, :], is_there & (dims < OWN)[None, :], other=0.0
+        )
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        if SHARED:
+            shared_ptrs = shared_ptr + (positions * (RANK + SHARED) + RANK)[:, None] + shared_dims[None, :]
+            shared = tl.load(shared_ptrs, is_there & (shared_dims < SHARED)[None, :], other=0.0)
+            scores = tl.dot(query_shared, tl.trans(shared), scores, input_precision="ieee")
+        scores *= scale
+        if not IS_WHOLE:
+            scores = tl.where(positions[None, :] < limits[:, None], scores, float("-inf"))
+        larger = tl.maximum(best, tl.max(scores, 1))
+        weights = tl.exp2(scores - larger[:, None])
+        shrink = tl.exp2(best - larger)
+        best = larger
+        total = total * shrink + tl.sum(weights, 1)
+        value_ptrs = value_ptr + (positions * VALUE_WIDTH)[:, None] + value_dims[None, :]
+        values = tl.load(value_ptrs, is_there & (value_dims < VALUE_WIDTH)[None, :], other=0.0)
+        sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None], input_precision="ieee")
+    return best, total, sums
 
 
 @jit
 def _attend_block(
     query_ptr,
     key_ptr,
+    shared_ptr,
     value_ptr,
-    table_ptr,
     scale,
     origin,
     length,
@@ -99,9 +165,12 @@ def _attend_block(
     marks_ptr,
     output_ptr,
     HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    OWN: tl.constexpr,
+    SHARED: tl.constexpr,
+    RANK: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
-    BLOCK_WIDTH: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+    BLOCK_SHARED: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
     SIZE: tl.constexpr,
     QUERY_STRIDE: tl.constexpr,
@@ -113,17 +182,22 @@ def _attend_block(
     Continue from the tokens' sums and marks unless the block is the first. Write the output if the block is the last
     that the tokens see, else their sums and marks. The last tokens take longest, so the first programs compute them.
 
+    key_ptr, value_ptr: the block's keys, without their shared part, and its values, [HEADS, SIZE, columns] each.
+    shared_ptr: [SIZE, RANK + SHARED], its latents; the columns from RANK on are the shared part of the keys.
     origin: the segment's first token within the batch.
     start: that token's absolute position.
     marks_ptr: [length, HEADS, 2], the largest score of each token and head so far, and the total weight.
     """
     head = tl.program_id(1).to(tl.int64)
     first = (tl.cdiv(length, BLOCK_M) - 1 - tl.program_id(0)) * BLOCK_M
-    rows, dims = first + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_WIDTH)
+    rows, dims, shared_dims = first + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_OWN), tl.arange(0, BLOCK_SHARED)
     value_dims = tl.arange(0, BLOCK_VALUE)
     is_row = rows < length
-    query_ptrs = query_ptr + (origin + rows).to(tl.int64)[:, None] * QUERY_STRIDE + (head * WIDTH + dims)[None, :]
-    query = tl.load(query_ptrs, is_row[:, None] & (dims < WIDTH)[None, :], other=0.0)
+    query_ptr += head * (OWN + SHARED)
+    query_ptrs = query_ptr + (origin + rows).to(tl.int64)[:, None] * QUERY_STRIDE
+    query = tl.load(query_ptrs + dims[None, :], is_row[:, None] & (dims < OWN)[None, :], other=0.0)
+    is_shared = is_row[:, None] & (shared_dims < SHARED)[None, :]
+    query_shared = tl.load(query_ptrs + OWN + shared_dims[None, :], is_shared, other=0.0)
     # Positions relative to the block: where it ends, where the tokens' sight ends, and where a mask becomes necessary.
     sight = start + tl.minimum(first + BLOCK_M, length) - base
     end = tl.minimum(sight, SIZE)
@@ -136,15 +210,15 @@ def _attend_block(
     best = tl.load(marks_ptr + place * 2, is_later, other=float("-inf"))
     total = tl.load(marks_ptr + place * 2 + 1, is_later, other=0.0)
     sums = tl.load(sums_ptrs, is_sum & (base > 0), other=0.0)
-    key_ptr += head * SIZE * WIDTH
+    key_ptr += head * SIZE * OWN
     value_ptr += head * SIZE * VALUE_WIDTH
-    best, total, sums = attend(
-        *(query, is_row, value_dims, best, total, sums, 0, whole, limits, end, scale, key_ptr, value_ptr, table_ptr),
-        *(WIDTH, VALUE_WIDTH, BLOCK_WIDTH, SIZE, SIZE * WIDTH, WIDTH, SIZE * VALUE_WIDTH, VALUE_WIDTH, BLOCK_N, True),
+    best, total, sums = _attend(
+        *(query, query_shared, value_dims, best, total, sums, 0, whole, limits, end, scale),
+        *(key_ptr, shared_ptr, value_ptr, OWN, SHARED, RANK, VALUE_WIDTH, BLOCK_OWN, BLOCK_SHARED, BLOCK_N, True),
     )
-    best, total, sums = attend(
-        *(query, is_row, value_dims, best, total, sums, whole, end, limits, end, scale, key_ptr, value_ptr, table_ptr),
-        *(WIDTH, VALUE_WIDTH, BLOCK_WIDTH, SIZE, SIZE * WIDTH, WIDTH, SIZE * VALUE_WIDTH, VALUE_WIDTH, BLOCK_N, False),
+    best, total, sums = _attend(
+        *(query, query_shared, value_dims, best, total, sums, whole, end, limits, end, scale),
+        *(key_ptr, shared_ptr, value_ptr, OWN, SHARED, RANK, VALUE_WIDTH, BLOCK_OWN, BLOCK_SHARED, BLOCK_N, False),
     )
     if sight > SIZE:
         tl.store(marks_ptr + place * 2, best, is_row)

@@ -111,7 +111,7 @@ def _attend_from_rows(
 
 
 @jit
-def attend(
+def _attend(
     query,
     is_row,
     value_dims,
@@ -260,12 +260,12 @@ def _prefill(
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_VALUE], tl.float32)
-    best, total, sums = attend(
+    best, total, sums = _attend(
         *(query, is_row, value_dims, best, total, sums, 0, whole, limits, end, scale, key_ptr, value_ptr, table_ptr),
         *(WIDTH, VALUE_WIDTH, BLOCK_WIDTH, PAGE, KEY_STRIDE, KEY_POSITION, VALUE_STRIDE, VALUE_POSITION),
         *(BLOCK_N, True),
     )
-    best, total, sums = attend(
+    best, total, sums = _attend(
         *(query, is_row, value_dims, best, total, sums, whole, end, limits, end, scale, key_ptr, value_ptr, table_ptr),
         *(WIDTH, VALUE_WIDTH, BLOCK_WIDTH, PAGE, KEY_STRIDE, KEY_POSITION, VALUE_STRIDE, VALUE_POSITION),
         *(BLOCK_N, False),
@@ -343,7 +343,7 @@ def _decode(
         total = tl.zeros([BLOCK_M], tl.float32)
         sums = tl.zeros([BLOCK_M, BLOCK_VALUE], tl.float32)
         limits = tl.full([BLOCK_M], 0, tl.int32) + end
-        best, total, sums = attend(
+        best, total, sums = _attend(
             *(query, is_head, value_dims, best, total, sums),
             *(part * span, end, limits, end, scale, key_ptr, value_ptr, table_ptr),
             *(WIDTH, VALUE_WIDTH, BLOCK_WIDTH, PAGE, KEY_STRIDE, KEY_POSITION, VALUE_STRIDE, VALUE_POSITION),
