@@ -87,7 +87,7 @@ def prefill_candidates(group: int, width: int, dtype: torch.dtype, shared: int) 
     elif width <= 64:
         sizes = [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3)]
     elif width <= 128 and shared >= LARGE:
-        sizes = [(128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3)]
+        sizes = [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3)]
     elif width <= 128:
         sizes = [(128, 32, 8, 3), (128, 32, 8, 2), (64, 32, 4, 3), (64, 32, 4, 2)]
     elif width > WIDEST:  # The latents of MLA, which all heads share.

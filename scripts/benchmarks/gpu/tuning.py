@@ -116,13 +116,16 @@ def fastest(
         operation = build()
         originals = [each.clone() for each in operation.inputs]
         expected = None
-        for number, config in enumerate(candidates):
+        # The default is also measured last, because a GPU's clock is low at first.
+        for number, config in (*enumerate(candidates), (0, candidates[0])):
             with chosen(lambda kernel, shape, others, config=config: config if (kernel, shape) == key else others[0]):
                 found = outcome(operation, originals)
                 if expected is None:
                     expected = found
                 if found is not None and expected is not None and agree(found, expected):
                     times[number].append(seconds(operation))
+        if times[0]:
+            times[0][-2:] = [min(times[0][-2:])]
     default = times[0]
     complete = {number: of for number, of in times.items() if len(of) == len(builds)}
     if 0 not in complete:
