@@ -261,8 +261,8 @@ def _relate(
         sums = tl.load(sums_ptr + (row * SIZE + n[None, :]), has_n, other=0.0)
         k_squares += tl.sum(k * k, 1)
         q_squares += tl.sum(q * q, 1)
-        # Each pass overwrites all scores between different blocks. Those that are wrong, because their blocks are of
-        # different pairs, are overwritten by later passes. A token's score with itself contains no decay.
+        # Each pass overwrites all scores between different blocks. A pass gets the scores between blocks of
+        # different pairs wrong; later passes overwrite them. A token's score with itself contains no decay.
         part_of_keys = tl.zeros([TOKENS, TOKENS], tl.float32)
         part_of_queries = part_of_keys + tl.sum(q * k, 1)[:, None]
         half = 1

@@ -26,7 +26,7 @@ LINK_TIMEOUT_S = 10.0
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, nargs="+", default=[512, 4000], help="tokens of the prompts")
-    parser.add_argument("--streams", type=int, default=4, help="streams that decode beside the longest prompt")
+    parser.add_argument("--streams", type=int, default=4, help="streams that decode while the longest prompt is read")
 
 
 def run(options: argparse.Namespace, workbench: Workbench) -> None:
@@ -57,7 +57,7 @@ def wait_for_link(server: Served) -> None:
 
 @dataclass(frozen=True)
 class Read:
-    """What an engine has read from its peers since its start."""
+    """The states that an engine has read from its peers since its start."""
 
     states: int
     nbytes: int
@@ -103,7 +103,7 @@ def median(times: list[float]) -> float:
 
 
 async def compare_gaps(one: Served, decode: Served, vocabulary: int, streams: int, tokens: int, rounds: int) -> None:
-    """Print the time between two tokens of streams in calm, and beside a long prompt."""
+    """Print the time between two tokens of streams, in calm and while a long prompt is read."""
     async with aiohttp.ClientSession(one.url) as to_one, aiohttp.ClientSession(decode.url) as to_two:
         loads = {"one engine": Load(to_one, vocabulary), "two engines": Load(to_two, vocabulary)}
         figures = {name: Figures() for name in loads}
@@ -113,9 +113,9 @@ async def compare_gaps(one: Served, decode: Served, vocabulary: int, streams: in
                 await load.round(streams, tokens, figures[name])
     for name, found in figures.items():
         calm, beside = statistics.median(found.calm), statistics.median(found.disturbed)
-        print(f"{streams} streams beside a prompt of {tokens} tokens, {name}:")
+        print(f"{streams} streams and a prompt of {tokens} tokens, {name}:")
         print(
-            f"  between tokens: p50 {1000 * calm:.1f} ms in calm, {1000 * beside:.1f} ms beside it, {beside / calm:.2f}"
+            f"  between tokens: p50 {1000 * calm:.1f} ms in calm, {1000 * beside:.1f} ms with it, {beside / calm:.2f}"
         )
         print(f"  p99 {1000 * at(found.calm, 0.99):.1f} and {1000 * at(found.disturbed, 0.99):.1f} ms")
         print(f"  first token of the prompt: {statistics.median(found.together):.2f} s")
