@@ -62,7 +62,7 @@ class Import:
     position: int = 0
     key: int | None = None  # the cache's name for the copy; None: the cache has forgotten it
     landing: Landing | None = None
-    began: float = 0.0  # when the pull began
+    seconds: float = 0.0  # in which the bytes have arrived
     failed: str = ""  # why the copy must not be used, although the mover still reads it
 
 
@@ -183,10 +183,10 @@ class Link:
         if found is None:
             self._owner.landed(self, key, None, "the loan has ended", 0.0, 0)
             return
-        found.stage, found.key, found.began = Stage.PULLING, key, self.now
+        found.stage, found.key = Stage.PULLING, key
         self._mover.pull(ticket, found.where, found.position, found.first_page)
 
-    def pulled(self, ticket: int, landing: Landing | None, error: str) -> None:
+    def pulled(self, ticket: int, landing: Landing | None, error: str, seconds: float) -> None:
         """Note that the mover has read a copy, or has failed. Until Released arrives the copy must not be used."""
         found = self.imports.get(ticket)
         if found is None or self.ended:
@@ -197,7 +197,7 @@ class Link:
             self._wire.send(CancelTicket(ticket))
             self._land(found, None, error)
         else:
-            found.stage, found.landing = Stage.TAKEN, landing
+            found.stage, found.landing, found.seconds = Stage.TAKEN, landing, seconds
             self._wire.send(Taken(ticket))
 
     def forget_imports(self) -> None:
@@ -325,7 +325,7 @@ class Link:
 
     def _land(self, found: Import, landing: Landing | None, error: str) -> None:
         if found.key is not None:
-            self._owner.landed(self, found.key, landing, error, self.now - found.began, found.first_page)
+            self._owner.landed(self, found.key, landing, error, found.seconds, found.first_page)
 
     def _new_loan(self, ticket: int, salt: str, tokens: Tokens, least: int, first_page: int) -> PeerLoan:
         if ticket in self.loans or len(tokens) % WIDTH or not 0 < least <= count(tokens) or first_page < 0:

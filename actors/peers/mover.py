@@ -5,8 +5,10 @@ from typing import Any, Protocol, TypeAlias
 
 Landing: TypeAlias = Any
 """A copy in host memory: `HostState`, or the simulator's."""
-Pulled: TypeAlias = Callable[[int, Landing | None, str], None]
-"""Called with the ticket of a pull when it has ended: with the copy, or with None and why it failed."""
+Pulled: TypeAlias = Callable[[int, Landing | None, str, float], None]
+"""Called when a pull has ended: with its ticket, the copy or None, why it failed or "", and the seconds in which the
+copy's bytes arrived.
+"""
 
 
 class Mover(Protocol):

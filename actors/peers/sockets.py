@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -75,27 +76,31 @@ class SocketMover:
         while (pull := self._pulls.get()) is not None and not self._closed:
             ticket, position, first_page = pull
             try:
-                landing, error = self._read(ticket, position, first_page), ""
+                (landing, seconds), error = self._read(ticket, position, first_page), ""
             except (OSError, EOFError, RuntimeError) as failure:
-                landing, error = None, str(failure) or type(failure).__name__
-            self._post(self._report, ticket, landing, error)
+                landing, seconds, error = None, 0.0, str(failure) or type(failure).__name__
+            self._post(self._report, ticket, landing, error, seconds)
             del landing  # A copy's host memory is free when its last reference is gone: keep none while waiting.
 
-    def _report(self, ticket: int, landing: Landing | None, error: str) -> None:
+    def _report(self, ticket: int, landing: Landing | None, error: str, seconds: float) -> None:
         if not self._closed:
-            self._pulled(ticket, landing, error)
+            self._pulled(ticket, landing, error, seconds)
 
-    def _read(self, ticket: int, position: int, first_page: int) -> HostState:
-        """Read one copy. Raises EOFError if the peer does not have it or closes, RuntimeError if memory is short."""
+    def _read(self, ticket: int, position: int, first_page: int) -> tuple[HostState, float]:
+        """Read one copy, and measure the seconds in which it arrives, without the wait for the peer to have it.
+
+        Raises EOFError if the peer does not have it or closes, RuntimeError if memory is short.
+        """
         landing = self._host.room(position, first_page)
         self._reads.sendall(ticket.to_bytes(TICKET_BYTES, "big"))
         answer = bytearray(1)
         _read_exactly(self._reads, memoryview(answer))
         if bytes(answer) != HERE:
             raise EOFError("the peer has no such copy")
+        began = time.perf_counter()
         for part in (*landing.state, *landing.blocks):
             _read_exactly(self._reads, _bytes_of(part))
-        return landing
+        return landing, time.perf_counter() - began
 
     # On the thread that serves
 

@@ -13,7 +13,7 @@ from tests.simulation.planting import Patch
 def used_before_released(patch: Patch) -> None:
     """Planted bug: a copy is used when it is read, although its loan may have ended in the meantime."""
 
-    def pulled(self: Link, ticket: int, landing: Any, error: str) -> None:
+    def pulled(self: Link, ticket: int, landing: Any, error: str, seconds: float) -> None:
         found = self.imports.get(ticket)
         if found is not None and not self.ended:
             del self.imports[ticket]

@@ -69,6 +69,7 @@ class Pull:
     landed: Landed
     at: int  # the next position whose entry is read; one before the first: the state is read
     loses: bool  # whether it fails in the middle
+    began: float  # on the link's clock
 
 
 class PretendedMover:
@@ -90,7 +91,9 @@ class PretendedMover:
     def pull(self, ticket: int, where: bytes, position: int, first_page: int) -> None:
         first = first_page * self._sink.device.page_size
         landed = Landed(position, first, self._sink.landing.take())
-        self.pulls.append(Pull(ticket, int.from_bytes(where, "big"), landed, first - 1, self._rng.random() < 0.05))
+        assert self.link is not None
+        loses, began = self._rng.random() < 0.05, self.link.now
+        self.pulls.append(Pull(ticket, int.from_bytes(where, "big"), landed, first - 1, loses, began))
 
     def close(self, fenced: Action) -> None:
         self._counters["fenced with pulls"] += bool(self.pulls)
@@ -130,7 +133,7 @@ class PretendedMover:
         self.pulls.remove(pull)
         assert self.link is not None
         if self.fencing is None:
-            self.link.pulled(pull.ticket, landed, error)
+            self.link.pulled(pull.ticket, landed, error, self.link.now - pull.began)
 
     def _fence(self) -> None:
         fenced, self.fencing = self.fencing, None

@@ -42,6 +42,7 @@ class Bench:
         self.sent: list[Frame] = []
         self.calls: list[tuple[object, ...]] = []
         self.fenced: Callable[[], None] | None = None
+        self.seconds = 0.0  # of the copy that has landed
         self.link = Link("peer#1", HELLO, self, self, self, 0.0)
 
     def take(self) -> list[Frame]:
@@ -80,6 +81,7 @@ class Bench:
 
     def landed(self, link: Link, key: int, landing: object, error: str, seconds: float, first_page: int) -> None:
         self.calls.append(("landed", key, landing, error))
+        self.seconds = seconds
 
     def new_loan(self, link: Link, ticket: int) -> int:
         return 1000 + ticket
@@ -110,15 +112,16 @@ def pulling(bench: Bench) -> None:
 
 def test_what_was_read_is_used_only_after_released(bench: Bench) -> None:
     pulling(bench)
-    bench.link.pulled(1, "the copy", "")
+    bench.link.pulled(1, "the copy", "", 0.5)
     assert bench.take() == [Taken(1)] and not bench.calls
     bench.link.receive(Released(1))
     assert bench.calls == [("landed", 5, "the copy", "")]
+    assert bench.seconds == 0.5, "the mover measures: the link's own clock moves ten times a second"
 
 
 def test_what_was_read_is_dropped_if_the_loan_has_ended(bench: Bench) -> None:
     pulling(bench)
-    bench.link.pulled(1, "the copy", "")
+    bench.link.pulled(1, "the copy", "", 0.5)
     bench.link.receive(Gone(1, "restarted"))
     assert bench.calls == [("landed", 5, None, "restarted")]
 
@@ -127,7 +130,7 @@ def test_a_read_of_a_lost_loan_fails_only_when_it_has_ended(bench: Bench) -> Non
     pulling(bench)
     bench.link.receive(Gone(1, "restarted"))
     assert not bench.calls, "the mover still writes to the memory"
-    bench.link.pulled(1, "the copy", "")
+    bench.link.pulled(1, "the copy", "", 0.5)
     assert bench.calls == [("landed", 5, None, "restarted")] and bench.take() == [CancelTicket(1)]
 
 
