@@ -117,8 +117,6 @@ def scan_candidates(heads: int, width: int, size: int, dtype: torch.dtype, share
         stages = 3 if shared >= 163 * 1024 else 2
         others = [(64, 8, 1), (64, 8, 2), (64, 4, 3), (64, 8, 3), (32, 4, 2), (32, 4, 3), (32, 8, 3), (16, 4, 3)]
         chosen = [(block, 4 if block == 16 else 8, stages), *others]
-        if block == most == 64 and stages == 3:  # Two programs of 32 columns fit on a multiprocessor: 0.85 of the time.
-            chosen = [(32, 4, 2), *chosen]
     return [KernelConfig({"BLOCK_P": min(block, most)}, warps, stages) for block, warps, stages in chosen]
 
 

@@ -107,13 +107,17 @@ def test_more_bits_are_nearer(oracle: Oracle, name: str) -> None:
     assert errors[0] < 0.05 < errors[1] < 0.7
 
 
+TERMS = 256
+
+
 @FAMILIES
 @pytest.mark.parametrize("bits", [8, 4])
 def test_native_code_and_torch_compute_the_same(oracle: Oracle, name: str, bits: int) -> None:
     by_torch = logits(load(oracle.checkpoint(name), bits))
     with installed():
         by_native = logits(load(oracle.checkpoint(name), bits))
-    torch.testing.assert_close(by_native, by_torch, rtol=1e-4, atol=1e-4)
+    # Rounding errors add up along sums of at most TERMS terms; single logits near 0 may have a larger relative error.
+    assert (by_native - by_torch).norm() < TERMS * torch.finfo(torch.float32).eps * by_torch.norm()
 
 
 def test_the_quantized_bundled_model_gives_the_same_tokens() -> None:
