@@ -1,7 +1,7 @@
 """The tests of direct_launches.py, in a process of their own.
 
-They compile kernels, and Triton's interpreter, which other tests of this folder use, leaves changes in
-`triton.language` behind that break the compiler of the same process.
+They compile kernels. Triton's interpreter, which other tests of this folder use, changes `triton.language` for the rest
+of its process, and the compiler then fails.
 """
 
 import subprocess
