@@ -56,8 +56,17 @@ def made(name: str, device: torch.device) -> tuple[Model, Pools]:
     return model, allocate(model, ROWS, ROWS * PAGES, PAGE, device)
 
 
-@pytest.mark.parametrize("name", ["kimi_linear", "kimi_linear-odd"])
-@pytest.mark.parametrize("forms", [None, sizes.Forms(34, 20), sizes.Forms(1, 1)])
+@pytest.mark.parametrize(
+    ("name", "forms"),
+    [
+        ("kimi_linear", None),
+        ("kimi_linear-odd", sizes.Forms(34, 20)),
+        ("kimi_linear-odd", sizes.Forms(1, 1)),
+        pytest.param("kimi_linear", sizes.Forms(34, 20), marks=pytest.mark.soak),
+        pytest.param("kimi_linear", sizes.Forms(1, 1), marks=pytest.mark.soak),
+        pytest.param("kimi_linear-odd", None, marks=pytest.mark.soak),
+    ],
+)
 def test_long_and_short_segments_compute_the_same(
     name: str, forms: sizes.Forms | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
