@@ -1,6 +1,7 @@
 """Linked engines that are killed, frozen and cut off under load: every request is answered right, nothing is lost."""
 
 import random
+import re
 import signal
 import socket
 import threading
@@ -14,7 +15,7 @@ import pytest
 
 from tests.api.server_process import SERVE, ServerProcess
 from tests.api.silent_proxy import SilentProxy
-from tests.api.test_peers import PATIENCE_S, SMALL, generate, prompt, wait_for_link
+from tests.api.test_peers import PATIENCE_S, SMALL, generate, metrics, prompt, wait_for_link
 
 AT_ONCE = 4
 TOKENS = 400  # of a prompt
@@ -58,7 +59,7 @@ class Load:
 
     def __init__(self, server: ServerProcess) -> None:
         self._server = server
-        self.answers: list[tuple[list[int], list[int]]] = []  # prompt and output of each request
+        self.answers: list[tuple[int, list[int]]] = []  # seed and output of each request
         self.slowest_s = 0.0
         self._threads = [threading.Thread(target=self._ask, args=(next(_seeds),)) for _ in range(AT_ONCE)]
 
@@ -72,17 +73,16 @@ class Load:
             thread.join()
 
     def _ask(self, seed: int) -> None:
-        ids, began = prompt(seed, TOKENS), time.monotonic()
-        answer = generate(self._server, ids, temperature=1.0, sampling_seed=seed)
+        began = time.monotonic()
+        answer = generate(self._server, prompt(seed, TOKENS), temperature=1.0, sampling_seed=seed)
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
-        self.answers.append((ids, answer["output_ids"]))
+        self.answers.append((seed, answer["output_ids"]))
 
     def is_right(self, reference: ServerProcess) -> bool:
         """Return whether every request was answered, each as an engine without peers answers it."""
-        seeds = {tuple(prompt(seed, TOKENS)): seed for seed in range(1000, next(_seeds))}
         expected = [
-            generate(reference, ids, temperature=1.0, sampling_seed=seeds[tuple(ids)])["output_ids"]
-            for ids, _ in self.answers
+            generate(reference, prompt(seed, TOKENS), temperature=1.0, sampling_seed=seed)["output_ids"]
+            for seed, _ in self.answers
         ]
         return len(expected) == AT_ONCE and expected == [output for _, output in self.answers]
 
@@ -129,6 +129,7 @@ def test_requests_outlive_a_killed_prefill_engine(reference: ServerProcess, roun
                     prefill.kill_now()
             assert load.is_right(reference)
             assert load.slowest_s < PATIENCE_S
+        assert re.search(r'baton:peer_states_total\{[^}]*outcome="asked"[^}]*\} [1-9]', metrics(decode))
         settled(decode, *before)
 
 
@@ -164,6 +165,7 @@ def test_requests_outlive_a_frozen_prefill_engine(reference: ServerProcess, roun
             prefill.process.send_signal(signal.SIGCONT)
             assert load.is_right(reference)
             wait_for_link(decode)
+        assert re.search(r'baton:peer_states_total\{[^}]*outcome="asked"[^}]*\} [1-9]', metrics(decode))
         settled(decode, *before)
 
 
@@ -182,5 +184,6 @@ def test_requests_outlive_a_network_that_falls_silent(reference: ServerProcess, 
             assert load.is_right(reference)
             proxy.heal()
             wait_for_link(decode)
+        assert re.search(r'baton:peer_states_total\{[^}]*outcome="asked"[^}]*\} [1-9]', metrics(decode))
         settled(decode, *before)
         settled(prefill, *lent)
