@@ -24,6 +24,7 @@ from baton.actors.runtime.sizing import (
 )
 from baton.actors.scheduler.state import Limits
 from baton.actors.storage.files import StateFiles
+from baton.actors.storage.arena import Arena
 from baton.actors.storage.host_memory import HostStates
 from baton.api.config import Config
 from baton.api.generation.fields import check_defaults
@@ -32,8 +33,8 @@ from baton.api.generation.served_model import ServedModel
 from baton.api.generation.structured import GrammarCompiler
 from baton.api.machine.batch import BatchLimits, batch_limits
 from baton.api.machine.device import allocate_pools, enter_device, make_device, pool_memory, stream_of
-from baton.api.machine.host_arena import ArenaStart, host_bytes
-from baton.api.machine.memory import check_room, free_memory
+from baton.api.machine.host_arena import ArenaStart, host_bytes, mapped_arena
+from baton.api.machine.memory import bytes_of, check_room, free_memory
 from baton.api.machine.native import start_native
 from baton.api.machine.threads import default_threads
 from baton.api.peering.links import Peering
@@ -76,7 +77,7 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         use_threads(config.threads or default_threads(count_parameters(model), torch.get_num_threads()))
         max_model_len = model_length(config, model)
         stream = stream_of(device, model)
-        host = HostStates(arena.finish() if arena is not None else None)
+        host = HostStates(arena.finish() if arena is not None else cpu_arena(config, model))
         batch = batch_limits(config, device.type == "cuda", free_memory(device))
         sizes = size(config, batch, model, max_model_len, stream, host)
         pools = allocate_pools(model, sizes.slots, sizes.pages, sizes.page_size, device, stream)
@@ -117,9 +118,17 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
 
 
 def start_arena(config: Config, device: torch.device) -> ArenaStart | None:
-    """Return the start of the arena for host copies; None on a CPU, where each copy is allocated when it is made."""
+    """Return the start of the arena for host copies; None on a CPU, where no memory is locked."""
     is_gpu = device.type == "cuda"
     return ArenaStart(host_bytes(config, is_gpu), config.page_size, device) if is_gpu else None
+
+
+def cpu_arena(config: Config, model: Model) -> Arena:
+    nbytes = host_bytes(config, is_gpu=False)
+    try:
+        return mapped_arena(model, nbytes, config.page_size)
+    except OSError as error:
+        raise StartError(f"--host-memory: {bytes_of(nbytes)} cannot be mapped: {error.strerror}") from error
 
 
 def read_model(
@@ -237,17 +246,18 @@ class LowerTiers:
 def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, path: Path, host: HostStates) -> LowerTiers:
     """Make the tiers below the pool, and scan the state files in --session-dir.
 
-    Where copies have an arena, it is all of host memory that they may take.
+    host: with an arena, which is all of host memory that copies may take
     """
     arena = host.arena
+    assert arena is not None
     limits = TierLimits(
-        host_bytes=arena.nbytes if arena is not None else host_bytes(config, is_gpu=False),
+        host_bytes=arena.nbytes,
         disk_bytes=config.state_disk if config.session_dir is not None else 0,
         state_bytes=sizes.slot_bytes,
         token_bytes=sizes.page_bytes // sizes.page_size if sizes.pages else 0,
         session_slots=config.session_slots,
         page_size=sizes.page_size,
-        lines=arena.lines if arena is not None else None,
+        lines=arena.lines,
     )
     if config.session_dir is None:
         return LowerTiers(limits, host, None)

@@ -2,7 +2,6 @@
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -16,27 +15,27 @@ class Arena:
 
     A GPU copies asynchronously only to and from page-locked memory. To lock memory takes long, and makes the device
     wait. So all of it is locked before the first request, and none is added or returned later.
+    On a CPU the operating system provides a page of memory when it is first written to, which takes longer than the
+    write itself. So lines that were used before are lent first.
     """
 
     def __init__(self, lines: HostLines, chunks: Sequence[Tensor]) -> None:
         """chunks: uint8 [bytes], each of whole lines"""
         self.lines = lines
-        self._places = [
-            chunk[begin : begin + lines.nbytes].numpy()
-            for chunk in chunks
-            for begin in range(0, len(chunk) - lines.nbytes + 1, lines.nbytes)
-        ]
-        self._free = deque(range(len(self._places)))
+        self._places = [(chunk.numpy(), len(chunk) // lines.nbytes) for chunk in chunks]  # and how many lines each has
+        self._count = sum(count for _, count in self._places)
+        self._unused = self._count  # lines from the end of this many on were lent before
+        self._returned: list[int] = []  # lines that were lent and are free again
         self._taking = threading.Lock()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all lines."""
-        return len(self._places) * self.lines.nbytes
+        return self._count * self.lines.nbytes
 
     @property
     def free_lines(self) -> int:
-        return len(self._free)
+        return len(self._returned) + self._unused
 
     def take(self, count: int) -> list[Tensor] | None:
         """Take lines: uint8 [bytes of a line], uninitialised; or None if there are too few.
@@ -44,13 +43,24 @@ class Arena:
         A line is free again when no tensor over its memory is left.
         """
         with self._taking:
-            if count > len(self._free):
+            if count > self.free_lines:
                 return None
-            return [self._line(self._free.popleft()) for _ in range(count)]
+            return [self._line(self._next()) for _ in range(count)]
+
+    def _next(self) -> int:
+        if self._returned:
+            return self._returned.pop()
+        self._unused -= 1
+        return self._unused
 
     def _line(self, index: int) -> Tensor:
         """Return a tensor with a storage of its own, whose end frees the line."""
-        memory = self._places[index][:]
-        # The end of a tensor may come in any thread, also in one that holds the lock; a deque needs none to append.
-        weakref.finalize(memory, self._free.append, index).atexit = False
+        at = index
+        for chunk, count in self._places:
+            if at < count:
+                break
+            at -= count
+        memory = chunk[at * self.lines.nbytes : (at + 1) * self.lines.nbytes]
+        # The end of a tensor may come in any thread, also in one that holds the lock; a list needs none to append.
+        weakref.finalize(memory, self._returned.append, index).atexit = False
         return torch.from_numpy(memory)

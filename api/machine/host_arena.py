@@ -1,4 +1,4 @@
-"""The arena of host copies for a GPU, whose memory is page-locked by several threads while weights load."""
+"""The arena of host copies: on a GPU page-locked by several threads while weights load, on a CPU only mapped."""
 
 import mmap
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,8 +34,23 @@ def lines_of(model: Model, page_size: int) -> HostLines:
     return HostLines.fitting(pools.slots.shape[1], pools.blocks.shape[1])
 
 
+def mapped_arena(model: Model, nbytes: int, page_size: int) -> Arena:
+    """Return an arena of at most `nbytes` for a CPU. A page of it takes memory when it is first written to.
+
+    Raises OSError if it cannot be mapped.
+    """
+    lines = lines_of(model, page_size)
+    count = nbytes // lines.nbytes
+    return Arena(lines, [_mapped(count * lines.nbytes)] if count else [])
+
+
+def _mapped(nbytes: int) -> Tensor:
+    """Map uint8 [nbytes]. Raises OSError if that is refused."""
+    return torch.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
+
+
 class ArenaStart:
-    """The start of an arena: threads lock its chunks from `begin` on, and `finish` waits for them."""
+    """The start of an arena on a GPU: threads lock its chunks from `begin` on, and `finish` waits for them."""
 
     def __init__(self, nbytes: int, page_size: int, device: torch.device) -> None:
         """nbytes: bytes that the arena may have at most"""
@@ -78,9 +93,8 @@ class ArenaStart:
         """
         torch.cuda.set_device(self._device)
         try:
-            pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory = _mapped(nbytes)
         except OSError:
             return None
-        memory = torch.frombuffer(pages, dtype=torch.uint8)
         refused = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), nbytes, 0))  # type: ignore[no-untyped-call]
         return None if refused else memory

@@ -21,7 +21,7 @@ from baton.api.machine.batch import batch_limits
 from baton.api.machine.host_arena import lines_of
 from baton.api.machine.memory import free_in_container, free_memory
 from baton.api.serve import StartError
-from baton.api.wiring import build_lower_tiers, load, model_length, name_states, size
+from baton.api.wiring import build_lower_tiers, cpu_arena, load, model_length, name_states, size
 from baton.kernels.runtime.triton import dot_precision, use_tf32
 from baton.models.hash import HashModel
 from baton.models.loading.checkpoint import random_model
@@ -134,13 +134,20 @@ def test_tf32_is_off_unless_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [0, 9])
 def test_host_memory_is_counted_as_it_is_kept(tmp_path: Path, lines: int) -> None:
-    model, config = HashModel(256, 8, 64), Config(host_memory=1000, page_size=4)
+    model, config = HashModel(256, 8, 64), Config(page_size=4)
     sizes = size(config, batch_limits(config, False, 0), model, 64, CpuStream())
     cut = lines_of(model, 4)
-    host = HostStates(arena_of(cut, lines) if lines else None)
-    limits = build_lower_tiers(config, model, sizes, tmp_path, host).limits
-    expected = (lines * cut.nbytes, 4, cut) if lines else (1000, 4, None)
-    assert (limits.host_bytes, limits.page_size, limits.lines) == expected
+    limits = build_lower_tiers(config, model, sizes, tmp_path, HostStates(arena_of(cut, lines))).limits
+    assert (limits.host_bytes, limits.page_size, limits.lines) == (lines * cut.nbytes, 4, cut)
+
+
+def test_on_a_cpu_the_arena_is_within_host_memory() -> None:
+    model = HashModel(256, 8, 64)
+    cut = lines_of(model, 4)
+    assert cpu_arena(Config(host_memory=10 * cut.nbytes - 1, page_size=4), model).nbytes == 9 * cut.nbytes
+    assert cpu_arena(Config(host_memory=0), model).nbytes == 0
+    with pytest.raises(StartError, match=r"--host-memory: .* cannot be mapped: Cannot allocate memory"):
+        cpu_arena(Config(host_memory=2**60), model)
 
 
 def test_the_loaded_model_says_how_many_requests_run_and_how_large_steps_are(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def spans(copy: HostState) -> list[tuple[int, int]]:
 
 def is_of(arena: Arena, copy: HostState) -> bool:
     """Return whether all of a copy's memory is the arena's."""
-    places = [(place.ctypes.data, place.ctypes.data + place.nbytes) for place in arena._places]
+    places = [(chunk.ctypes.data, chunk.ctypes.data + chunk.nbytes) for chunk, _ in arena._places]
     return all(any(first <= begin and end <= last for first, last in places) for begin, end in spans(copy))
 
 
@@ -128,6 +128,15 @@ def test_memory_is_reused_only_when_nothing_is_left_that_reads_it() -> None:
     assert arena.free_lines == 3
     del part
     assert arena.free_lines == 4
+
+
+def test_memory_that_was_used_before_is_reused_first() -> None:
+    arena = arena_of(LINES, 40)
+    _, host = pools_and_host(arena)
+    first = host.room(2)
+    places = {begin for begin, _ in spans(first)}
+    del first
+    assert {begin for begin, _ in spans(host.room(2))} == places
 
 
 def test_a_copy_beyond_the_arena_takes_ordinary_memory_and_locks_none() -> None:
