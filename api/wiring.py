@@ -23,8 +23,8 @@ from baton.actors.runtime.sizing import (
     weight_bytes,
 )
 from baton.actors.scheduler.state import Limits
-from baton.actors.storage.files import StateFiles
 from baton.actors.storage.arena import Arena
+from baton.actors.storage.files import StateFiles
 from baton.actors.storage.host_memory import HostStates
 from baton.api.config import Config
 from baton.api.generation.fields import check_defaults

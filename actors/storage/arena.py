@@ -2,7 +2,9 @@
 
 import threading
 import weakref
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -22,9 +24,9 @@ class Arena:
     def __init__(self, lines: HostLines, chunks: Sequence[Tensor]) -> None:
         """chunks: uint8 [bytes], each of whole lines"""
         self.lines = lines
-        self._places = [(chunk.numpy(), len(chunk) // lines.nbytes) for chunk in chunks]  # and how many lines each has
-        self._count = sum(count for _, count in self._places)
-        self._unused = self._count  # lines from the end of this many on were lent before
+        self._chunks = [chunk.numpy() for chunk in chunks]
+        *self._firsts, self._count = accumulate((len(chunk) // lines.nbytes for chunk in chunks), initial=0)
+        self._unused = self._count  # lines from this one on were lent before
         self._returned: list[int] = []  # lines that were lent and are free again
         self._taking = threading.Lock()
 
@@ -55,12 +57,9 @@ class Arena:
 
     def _line(self, index: int) -> Tensor:
         """Return a tensor with a storage of its own, whose end frees the line."""
-        at = index
-        for chunk, count in self._places:
-            if at < count:
-                break
-            at -= count
-        memory = chunk[at * self.lines.nbytes : (at + 1) * self.lines.nbytes]
+        place = bisect_right(self._firsts, index) - 1
+        at = (index - self._firsts[place]) * self.lines.nbytes
+        memory = self._chunks[place][at : at + self.lines.nbytes]
         # The end of a tensor may come in any thread, also in one that holds the lock; a list needs none to append.
         weakref.finalize(memory, self._returned.append, index).atexit = False
         return torch.from_numpy(memory)
