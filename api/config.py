@@ -249,6 +249,11 @@ class Config(Struct, frozen=True, kw_only=True):
         PEERS,
         Meta(description="preferred work: decode asks peers to compute long prompts, prefill computes for others"),
     ] = "both"
+    peer_mover: Annotated[
+        Literal["sockets", "nixl"],
+        PEERS,
+        Meta(description="how states travel between engines; nixl (RDMA, shared memory) needs the extra peers"),
+    ] = "sockets"
     engine_name: Annotated[str | None, PEERS, Meta(description="name of this engine for its peers [HOST:PORT]")] = None
 
     drain_to: Annotated[

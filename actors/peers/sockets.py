@@ -1,143 +1,20 @@
-"""The mover without any package: bytes over two sockets of the link, one for each direction."""
+"""The carrier without any package: the copy's bytes are the answer on the socket."""
 
-import asyncio
-import contextlib
 import socket
-import threading
-import time
-from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Any
+from collections.abc import Sequence
 
-from torch import Tensor
-
-from baton.actors.peers.mover import Landing, Pulled
-from baton.actors.storage.host_memory import HostState, HostStates
-
-NAME = "sockets"
-TICKET_BYTES = 8
-COPY_TIMEOUT_S = 60.0  # how long the source waits for a copy that its device is still making
-HERE, GONE = b"\1", b"\0"
+from baton.actors.peers.threads import read_exactly
 
 
-class SocketMover:
-    """A Mover with two threads: one reads copies from the peer, the other sends copies to the peer.
+class SocketCarrier:
+    """A Carrier over the mover's own sockets."""
 
-    A request is a ticket; the answer is one byte, and the bytes of state and pages if it is HERE.
-    """
+    def answer(self, parts: Sequence[memoryview]) -> Sequence[memoryview]:
+        return parts
 
-    def __init__(self, host: HostStates, reads: socket.socket, serves: socket.socket, pulled: Pulled) -> None:
-        """reads, serves: connected sockets in blocking mode. pulled: called on the event loop."""
-        self._host, self._reads, self._serves, self._pulled = host, reads, serves, pulled
-        self._loop = asyncio.get_running_loop()
-        self._lent: dict[int, tuple[int, int]] = {}  # key and first page, by ticket
-        self._pulls: SimpleQueue[tuple[int, int, int] | None] = SimpleQueue()
-        self._closed = False
-        self._reader = threading.Thread(target=self._read_all, name="peer reads", daemon=True)
-        self._server = threading.Thread(target=self._serve_all, name="peer serves", daemon=True)
-        self._reader.start()
-        self._server.start()
+    def receive(self, sock: socket.socket, parts: Sequence[memoryview]) -> None:
+        for part in parts:
+            read_exactly(sock, part)
 
-    def lend(self, ticket: int, key: int, first_page: int) -> bytes:
-        self._lent[ticket] = key, first_page
-        return b""
-
-    def withdraw(self, ticket: int) -> None:
-        self._lent.pop(ticket, None)
-
-    def pull(self, ticket: int, where: bytes, position: int, first_page: int) -> None:
-        self._pulls.put((ticket, position, first_page))
-
-    def close(self, fenced: Callable[[], None]) -> None:
-        """End both threads. `fenced` waits only for the one that reads: the other writes to no landing memory."""
-        self._closed = True
-        self._lent.clear()
-        for sock in (self._reads, self._serves):
-            with contextlib.suppress(OSError):  # The peer may have closed it already.
-                sock.shutdown(socket.SHUT_RDWR)
-        self._pulls.put(None)
-        threading.Thread(target=self._join, args=(fenced,), name="peer fence", daemon=True).start()
-
-    def _join(self, fenced: Callable[[], None]) -> None:
-        self._reader.join()
-        self._reads.close()
-        self._post(fenced)
-        self._server.join()
-        self._serves.close()
-
-    def _post(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call a function on the event loop, unless the loop has ended, with which the process ends too."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(call, *arguments)
-
-    # On the thread that reads
-
-    def _read_all(self) -> None:
-        while (pull := self._pulls.get()) is not None and not self._closed:
-            ticket, position, first_page = pull
-            try:
-                (landing, seconds), error = self._read(ticket, position, first_page), ""
-            except (OSError, EOFError, RuntimeError) as failure:
-                landing, seconds, error = None, 0.0, str(failure) or type(failure).__name__
-            self._post(self._report, ticket, landing, error, seconds)
-            del landing  # A copy's host memory is free when its last reference is gone: keep none while waiting.
-
-    def _report(self, ticket: int, landing: Landing | None, error: str, seconds: float) -> None:
-        if not self._closed:
-            self._pulled(ticket, landing, error, seconds)
-
-    def _read(self, ticket: int, position: int, first_page: int) -> tuple[HostState, float]:
-        """Read one copy, and measure the seconds in which it arrives, without the wait for the peer to have it.
-
-        Raises EOFError if the peer does not have it or closes, RuntimeError if memory is short.
-        """
-        landing = self._host.room(position, first_page)
-        self._reads.sendall(ticket.to_bytes(TICKET_BYTES, "big"))
-        answer = bytearray(1)
-        _read_exactly(self._reads, memoryview(answer))
-        if bytes(answer) != HERE:
-            raise EOFError("the peer has no such copy")
-        began = time.perf_counter()
-        for part in (*landing.state, *landing.blocks):
-            _read_exactly(self._reads, _bytes_of(part))
-        return landing, time.perf_counter() - began
-
-    # On the thread that serves
-
-    def _serve_all(self) -> None:
-        ticket = bytearray(TICKET_BYTES)
-        try:
-            while not self._closed:
-                _read_exactly(self._serves, memoryview(ticket))
-                self._serve(int.from_bytes(ticket, "big"))
-        except (OSError, EOFError):
-            return  # The connection has ended: the link notices that by itself.
-
-    def _serve(self, ticket: int) -> None:
-        entry = self._lent.get(ticket)
-        copy = self._host.wait_for(entry[0], COPY_TIMEOUT_S) if entry is not None else None
-        if entry is None or copy is None or copy.first_page > entry[1]:
-            self._serves.sendall(GONE)
-            return
-        self._serves.sendall(HERE)
-        for part in copy.state:
-            self._serves.sendall(_bytes_of(part))
-        absent = entry[1] - copy.first_page  # leading pages of the copy that the peer does not need
-        for part in copy.blocks:
-            self._serves.sendall(_bytes_of(part[absent:]))
-            absent = max(absent - len(part), 0)
-
-
-def _bytes_of(part: Tensor) -> memoryview:
-    """Return the memory of a contiguous uint8 tensor, without a copy."""
-    return memoryview(part.view(-1).numpy()).cast("B")  # type: ignore[arg-type]  # numpy's stubs lack the protocol
-
-
-def _read_exactly(sock: socket.socket, view: memoryview) -> None:
-    """Fill `view` from a socket. Raises EOFError if the connection ends first."""
-    at = 0
-    while at < len(view):
-        got = sock.recv_into(view[at:])
-        if not got:
-            raise EOFError("the peer has closed the connection")
-        at += got
+    def close(self) -> None:
+        """Do nothing: who reads from a socket ends when the mover shuts it down."""

@@ -39,6 +39,15 @@ class Arena:
     def free_lines(self) -> int:
         return len(self._returned) + self._unused
 
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Address and bytes of each chunk."""
+        return [(chunk.ctypes.data, chunk.nbytes) for chunk in self._chunks]
+
+    def contains(self, address: int, nbytes: int) -> bool:
+        """Return whether memory lies within one chunk."""
+        return any(begin <= address and address + nbytes <= begin + size for begin, size in self.places)
+
     def take(self, count: int) -> list[Tensor] | None:
         """Take lines: uint8 [bytes of a line], uninitialised; or None if there are too few.
 

@@ -1,6 +1,7 @@
 """The links of a server to its peers, from the options to the tasks that keep them."""
 
 import secrets
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -10,11 +11,14 @@ import anyio
 from baton.actors.peers import channel as channels
 from baton.actors.peers.engines import PeerEngines
 from baton.actors.peers.frames import VERSION, Beat, Hello
+from baton.actors.peers.mover import Pulled
+from baton.actors.peers.nixl import NixlCarrier, load_nixl
 from baton.actors.peers.node import PeerNode
-from baton.actors.peers.sockets import NAME, SocketMover
+from baton.actors.peers.sockets import SocketCarrier
+from baton.actors.peers.threads import Carrier, ThreadedMover
 from baton.actors.runtime.sizing import PoolSizes
 from baton.actors.storage.host_memory import HostStates
-from baton.api.config import Config
+from baton.api.config import Config, ConfigError
 from baton.api.generation.gateway import Gateway
 from baton.api.generation.served_model import ServedModel
 from baton.api.peering.moves import Moves
@@ -56,6 +60,7 @@ class Peering:
         Raises ConfigError for invalid options, and OSError if the address of --peer-listen cannot be had.
         """
         self._config, self._host, self._served, self._key = config, host, served, read_key(config)
+        self._make_carrier = carriers(config, host)
         self._listening = channels.listen(config.peer_listen) if config.peer_listen is not None else None
         self._hello = Hello(
             VERSION,
@@ -66,7 +71,7 @@ class Peering:
             sizes.page_size if sizes.pages else 0,
             sizes.slot_bytes,
             sizes.page_bytes if sizes.pages else 0,
-            NAME,
+            config.peer_mover,
         )
 
     def connect(self, gateway: Gateway) -> PeerEngines:
@@ -95,12 +100,15 @@ class Peering:
 
     async def run(self) -> None:
         """Listen for peers and stay connected to the configured ones, until cancelled."""
-        node = PeerNode(self._engines, partial(SocketMover, self._host), self._key)
+        node = PeerNode(self._engines, self._mover, self._key)
         async with anyio.create_task_group() as tasks:
             if self._listening is not None:
                 tasks.start_soon(node.serve, self._listening)
             for address in self._config.peer:
                 tasks.start_soon(node.keep_connected, address)
+
+    def _mover(self, reads: socket.socket, serves: socket.socket, pulled: Pulled) -> ThreadedMover:
+        return ThreadedMover(self._make_carrier(), self._host, reads, serves, pulled)
 
     def _load(self) -> Beat:
         token, waiting = self._ring.token_seconds(), self._gateway.waiting_prompt_tokens()
@@ -108,3 +116,15 @@ class Peering:
 
     def _trace_of(self, grant: int) -> str:
         return self._ring.trace_of(grant)
+
+
+def carriers(config: Config, host: HostStates) -> Callable[[], Carrier]:
+    """Return what makes the carrier of a link. Raises ConfigError if the package that --peer-mover needs is missing."""
+    if config.peer_mover == "sockets":
+        return SocketCarrier
+    try:
+        binding = load_nixl()
+    except ImportError as error:
+        raise ConfigError(f"--peer-mover nixl: {error}") from None
+    assert host.arena is not None
+    return partial(NixlCarrier, binding, host.arena)

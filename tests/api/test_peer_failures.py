@@ -13,6 +13,7 @@ from itertools import count
 
 import pytest
 
+from baton.actors.peers.nixl import load_nixl
 from tests.api.server_process import SERVE, ServerProcess
 from tests.api.silent_proxy import SilentProxy
 from tests.api.test_peers import PATIENCE_S, SMALL, generate, metrics, prompt, wait_for_link
@@ -37,19 +38,30 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def prefill_engine(port: int) -> ServerProcess:
-    return ServerProcess((*SERVE, *SMALL, "--role", "prefill", "--peer-listen", f"127.0.0.1:{port}"))
+@pytest.fixture(params=["sockets", pytest.param("nixl", marks=pytest.mark.soak)])
+def mover(request: pytest.FixtureRequest) -> str:
+    if request.param == "nixl":
+        try:
+            load_nixl()
+        except ImportError as error:
+            pytest.skip(str(error))  # an extra: everything else works without it
+    return str(request.param)
 
 
-def decode_engine(port: int) -> ServerProcess:
-    return ServerProcess((*SERVE, *SMALL, "--role", "decode", "--peer", f"127.0.0.1:{port}"))
+def prefill_engine(port: int, mover: str) -> ServerProcess:
+    address = f"127.0.0.1:{port}"
+    return ServerProcess((*SERVE, *SMALL, "--role", "prefill", "--peer-listen", address, "--peer-mover", mover))
+
+
+def decode_engine(port: int, mover: str) -> ServerProcess:
+    return ServerProcess((*SERVE, *SMALL, "--role", "decode", "--peer", f"127.0.0.1:{port}", "--peer-mover", mover))
 
 
 @contextmanager
-def linked() -> Iterator[tuple[ServerProcess, ServerProcess, SilentProxy]]:
+def linked(mover: str) -> Iterator[tuple[ServerProcess, ServerProcess, SilentProxy]]:
     """A prefill engine, a decode engine, and the proxy through which the second is connected to the first."""
     port = free_port()
-    with prefill_engine(port) as prefill, SilentProxy(port) as proxy, decode_engine(proxy.port) as decode:
+    with prefill_engine(port, mover) as prefill, SilentProxy(port) as proxy, decode_engine(proxy.port, mover) as decode:
         wait_for_link(decode)
         yield prefill, decode, proxy
 
@@ -116,11 +128,11 @@ def held(server: ServerProcess, descriptors: int, memory_mib: float) -> Sequence
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_requests_outlive_a_killed_prefill_engine(reference: ServerProcess, rounds: int) -> None:
+def test_requests_outlive_a_killed_prefill_engine(reference: ServerProcess, mover: str, rounds: int) -> None:
     port, rng = free_port(), random.Random(1)
-    with decode_engine(port) as decode:
+    with decode_engine(port, mover) as decode:
         for number in range(rounds):
-            with prefill_engine(port) as prefill:
+            with prefill_engine(port, mover) as prefill:
                 wait_for_link(decode)
                 if number == rounds // 2:
                     before = decode.descriptors(), decode.resident_mib()
@@ -134,11 +146,11 @@ def test_requests_outlive_a_killed_prefill_engine(reference: ServerProcess, roun
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_a_prefill_engine_outlives_killed_decode_engines(reference: ServerProcess, rounds: int) -> None:
+def test_a_prefill_engine_outlives_killed_decode_engines(reference: ServerProcess, mover: str, rounds: int) -> None:
     port, rng = free_port(), random.Random(2)
-    with prefill_engine(port) as prefill:
+    with prefill_engine(port, mover) as prefill:
         for number in range(rounds):
-            with decode_engine(port) as decode:
+            with decode_engine(port, mover) as decode:
                 wait_for_link(decode)
                 if number == rounds // 2:
                     before = prefill.descriptors(), prefill.resident_mib()
@@ -153,8 +165,8 @@ def test_a_prefill_engine_outlives_killed_decode_engines(reference: ServerProces
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.soak)])
-def test_requests_outlive_a_frozen_prefill_engine(reference: ServerProcess, rounds: int) -> None:
-    with linked() as (prefill, decode, _):
+def test_requests_outlive_a_frozen_prefill_engine(reference: ServerProcess, mover: str, rounds: int) -> None:
+    with linked(mover) as (prefill, decode, _):
         rng = random.Random(3)
         for number in range(rounds):
             if number == rounds // 2:
@@ -170,9 +182,9 @@ def test_requests_outlive_a_frozen_prefill_engine(reference: ServerProcess, roun
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.soak)])
-def test_requests_outlive_a_network_that_falls_silent(reference: ServerProcess, rounds: int) -> None:
+def test_requests_outlive_a_network_that_falls_silent(reference: ServerProcess, mover: str, rounds: int) -> None:
     """Also in the middle of a copy: the state that has arrived by half is not used."""
-    with linked() as (prefill, decode, proxy):
+    with linked(mover) as (prefill, decode, proxy):
         rng = random.Random(4)
         for number in range(rounds):
             if number == rounds // 2:

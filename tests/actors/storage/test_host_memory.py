@@ -48,8 +48,7 @@ def spans(copy: HostState) -> list[tuple[int, int]]:
 
 def is_of(arena: Arena, copy: HostState) -> bool:
     """Return whether all of a copy's memory is the arena's."""
-    places = [(chunk.ctypes.data, chunk.ctypes.data + chunk.nbytes) for chunk in arena._chunks]
-    return all(any(first <= begin and end <= last for first, last in places) for begin, end in spans(copy))
+    return all(arena.contains(begin, end - begin) for begin, end in spans(copy))
 
 
 @pytest.mark.parametrize("in_lines", [False, True])
