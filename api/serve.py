@@ -79,7 +79,7 @@ class AllMover(Protocol):
     """The interface of the moves of sessions for the process, which moves all of them when it drains."""
 
     async def move_all(self, engine: str) -> None:
-        """Hand every session over to the peer engine of this name."""
+        """Hand every session and every cached state over to the peer engine of this name."""
 
 
 class PeerLinks(Protocol):
@@ -243,8 +243,8 @@ class Process:
         return await self._drain()
 
     async def _hand_over(self, moves: AllMover, engine: str) -> None:
-        """Hand all sessions over to a peer (--drain-to), within --drain-timeout. Requests are refused meanwhile."""
-        self._log.info("handing sessions over", engine=engine, sessions=len(self._sessions))
+        """Hand sessions and states over to a peer (--drain-to), within --drain-timeout; meanwhile refuse requests."""
+        self._log.info("handing over", engine=engine, sessions=len(self._sessions))
         self._server.gateway.draining = True
         with anyio.move_on_after(self._config.drain_timeout):
             await moves.move_all(engine)

@@ -8,7 +8,7 @@ from itertools import count as numbers
 from typing import Protocol, TypeAlias
 
 from baton.actors.messages import Lend, Loaded, Offered, PeerReport, Unlend, Unoffered
-from baton.actors.peers.frames import Beat, Compute, Hand, Hello
+from baton.actors.peers.frames import Beat, Compute, Give, Hand, Hello
 from baton.actors.peers.link import Link
 from baton.actors.peers.mover import Landing
 from baton.actors.storage.peers import StateQuery
@@ -100,7 +100,7 @@ class PeerEngines:
         self._numbers = numbers(1)
         self._asked: dict[int, Link] = {}  # the link of each ticket of an import
         self._gifts: dict[int, Done] = {}  # by ticket: states that no Acquire has asked for
-        self._handing: dict[int, Done] = {}  # by ticket: sessions that a peer is to take over
+        self._handing: dict[int, Done] = {}  # by ticket: sessions and states that a peer is to take over
         self.heir: Heir | None = None  # None: this engine takes over no sessions
         self._landing_gifts: dict[int, Done] = {}  # the same while they are read, by the cache's key
         self._loans: dict[int, tuple[Link, int]] = {}  # link and the peer's ticket, by number of the loan
@@ -211,19 +211,35 @@ class PeerEngines:
 
     def hand(self, engine: str, log: bytes, position: int, done: Done) -> None:
         """Hand a session over to the peer engine of this name. position: of the session's state here; 0: none."""
+        if (link := self._heir_link(engine, done)) is not None:
+            link.hand(self._new_handing(done), log, position)
+
+    def give(self, engine: str, salt: str, tokens: Tokens, done: Done) -> None:
+        """Let the peer engine of this name fetch a state that is here."""
+        if (link := self._heir_link(engine, done)) is not None:
+            link.give(self._new_handing(done), salt, tokens)
+
+    def _heir_link(self, engine: str, done: Done) -> Link | None:
+        """Return the link to the engine of this name; if it can take nothing over, call `done` and return None."""
         link = next((link for link in self.links.values() if link.peer.engine == engine), None)
         if link is None or link.beat.draining:
             done(f"there is no link to an engine {engine!r}" if link is None else f"engine {engine!r} is draining")
-            return
+            return None
+        return link
+
+    def _new_handing(self, done: Done) -> int:
         ticket = next(self._numbers)
         self._handing[ticket] = done
-        link.hand(ticket, log, position)
+        return ticket
 
     def take_over(self, link: Link, frame: Hand) -> None:
         if self.heir is None:
             link.taken_over(frame.ticket, "the engine is not ready")
         else:
             self.heir.take_over(frame, link.name, partial(link.taken_over, frame.ticket))
+
+    def take_state(self, link: Link, frame: Give) -> None:
+        self.fetch(link.name, frame.salt, frame.tokens, partial(link.taken_over, frame.ticket))
 
     def handed(self, ticket: int, error: str) -> None:
         self._handing.pop(ticket)(error)

@@ -11,7 +11,8 @@ by the sink, and counts only on the connection on which it was first sent::
 
 The sink may send CancelTicket at any time, and then ignores later frames about the ticket.
 
-Hand goes the other way: an engine hands a session over to the peer, which then fetches the session's state as a sink.
+Hand and Give go the other way: an engine hands over a session, or names a state, and the peer fetches the state as a
+sink.
 """
 
 from typing import Literal, TypeAlias
@@ -21,7 +22,7 @@ from msgspec import Struct
 
 from baton.actors.tokens import Tokens
 
-VERSION = 2
+VERSION = 3
 Role: TypeAlias = Literal["both", "prefill", "decode"]
 
 
@@ -123,15 +124,23 @@ class Hand(Struct, frozen=True, tag=True, array_like=True):
     position: int  # of the session's state here, in tokens; 0: there is none
 
 
-class Handed(Struct, frozen=True, tag=True, array_like=True):
-    """The answer to Hand: the session is the peer's now, with its state if that could be fetched."""
+class Give(Struct, frozen=True, tag=True, array_like=True):
+    """Fetch the state at the end of these tokens from here, because this engine is about to end. Answered by Handed."""
 
     ticket: int
-    error: str  # why the session was not taken over; "" if it was
+    salt: str
+    tokens: Tokens
+
+
+class Handed(Struct, frozen=True, tag=True, array_like=True):
+    """The answer to Hand: the session is the peer's now, with its state if that could be fetched. Also to Give."""
+
+    ticket: int
+    error: str  # why the session or state was not taken over; "" if it was
 
 
 Frame: TypeAlias = (
-    Hello | Beat | Compute | Fetch | Rows | Declined | Taken | Released | Gone | CancelTicket | Hand | Handed
+    Hello | Beat | Compute | Fetch | Rows | Declined | Taken | Released | Gone | CancelTicket | Hand | Give | Handed
 )
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Frame)

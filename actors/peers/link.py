@@ -16,6 +16,7 @@ from baton.actors.peers.frames import (
     Declined,
     Fetch,
     Frame,
+    Give,
     Gone,
     Hand,
     Handed,
@@ -115,8 +116,11 @@ class Owner(Protocol):
     def take_over(self, link: "Link", frame: Hand) -> None:
         """Take over a session. Answered by `Link.taken_over`."""
 
+    def take_state(self, link: "Link", frame: Give) -> None:
+        """Fetch a state. Answered by `Link.taken_over`."""
+
     def handed(self, ticket: int, error: str) -> None:
-        """Note that a session was taken over by the peer, or why not."""
+        """Note that a session or state was taken over by the peer, or why not."""
 
 
 class Wire(Protocol):
@@ -137,7 +141,7 @@ class Link:
         self._heard = self._beaten = now
         self.imports: dict[int, Import] = {}  # by ticket
         self.loans: dict[int, PeerLoan] = {}  # by the peer's ticket
-        self._handing: set[int] = set()  # tickets of the sessions that the peer is to take over
+        self._handing: set[int] = set()  # tickets of the sessions and states that the peer is to take over
 
     # Time
 
@@ -242,15 +246,20 @@ class Link:
                 self._mover.withdraw(ticket)
                 self._wire.send(Gone(ticket, why))
 
-    # Sessions
+    # Sessions and states that are given away
 
     def hand(self, ticket: int, log: bytes, position: int) -> None:
         """Hand a session over to the peer. position: of its state here; 0: there is none."""
         self._handing.add(ticket)
         self._wire.send(Hand(ticket, log, position))
 
+    def give(self, ticket: int, salt: str, tokens: Tokens) -> None:
+        """Let the peer fetch a state."""
+        self._handing.add(ticket)
+        self._wire.send(Give(ticket, salt, tokens))
+
     def taken_over(self, ticket: int, error: str) -> None:
-        """Answer the peer's Hand."""
+        """Answer the peer's Hand or Give."""
         self._wire.send(Handed(ticket, error))
 
     # Frames
@@ -269,6 +278,10 @@ class Link:
                 self._released(ticket)
             case Hand():
                 self._owner.take_over(self, frame)
+            case Give():
+                if not frame.tokens or len(frame.tokens) % WIDTH:
+                    raise ProtocolError("a state at no token")
+                self._owner.take_state(self, frame)
             case Handed(ticket, error):
                 if ticket not in self._handing:
                     raise ProtocolError(f"Handed for ticket {ticket}, which was not handed over")

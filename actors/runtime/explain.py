@@ -4,10 +4,23 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from baton.actors.cache.radix import Node, RadixTree, path_to_root
+from baton.actors.cache.actor import Cache
+from baton.actors.cache.below.host_and_disk import HostAndDisk
+from baton.actors.cache.below.state_copy import copy_of
+from baton.actors.cache.radix import Node, RadixTree, path_to_root, root_of, tokens_to
 from baton.actors.forward.actor import Forward
 from baton.actors.lease import Lease, Ledger
 from baton.actors.scheduler.actor import Scheduler
+from baton.actors.tokens import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class CachedState:
+    """A state that is in the pool or in host memory."""
+
+    salt: str
+    tokens: Tokens  # the state is at their end
+    worth: float  # states are compared by this number; see `Order.worth`
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +64,20 @@ def _uses(scheduler: Scheduler, forward: Forward, tree: RadixTree[Lease]) -> Ite
     for row in scheduler.state.rows.values():
         for spare in row.spares:
             yield spare.slot, Use(None, row.record.request.id)
+
+
+def states_without_session(cache: Cache, tiers: HostAndDisk) -> list[CachedState]:
+    """Return the states in the pool and in host memory that no session's name is on, those of most worth first."""
+    copies = tiers.ranking.of_copies(tiers.store.tree)
+    found: dict[tuple[str, Tokens], float] = {}
+    for copy in tiers.store.tree.states:
+        if copy_of(copy).in_host and not copy.sessions:
+            found[root_of(copy).salt, tokens_to(copy)] = copies.worth(copy)
+    for node in cache.tree.states:
+        if not node.sessions:
+            found[root_of(node).salt, tokens_to(node)] = cache.eviction.worth(node)
+    states = [CachedState(salt, tokens, worth) for (salt, tokens), worth in found.items()]
+    return sorted(states, key=lambda state: -state.worth)
 
 
 def explain_tree(tree: RadixTree[Lease], worth: Callable[[Node[Lease]], float]) -> list[dict[str, object]]:

@@ -14,6 +14,7 @@ import anyio.to_thread
 from baton.actors.actor import Actor, Address, Send
 from baton.actors.cache.actor import Cache
 from baton.actors.cache.below.assembly import make_cache
+from baton.actors.cache.below.host_and_disk import HostAndDisk
 from baton.actors.cache.below.limits import NO_TIERS, TierLimits
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.worth.order import PER_TOKEN, Costs, Policy
@@ -26,7 +27,7 @@ from baton.actors.peers.engines import PeerEngines
 from baton.actors.results.actor import Constrain, ResultProcessor, Vocabulary, refuse_grammars
 from baton.actors.runtime.codec import Codec
 from baton.actors.runtime.events import Event, UnitEvent, move_event
-from baton.actors.runtime.explain import explain_slots, explain_tree
+from baton.actors.runtime.explain import CachedState, explain_slots, explain_tree, states_without_session
 from baton.actors.runtime.mailboxes import Runtime, as_is
 from baton.actors.runtime.observing import MeasuringObserver
 from baton.actors.runtime.speeds import measured
@@ -281,6 +282,12 @@ class Relay:
     def debug_tree(self) -> list[dict[str, object]]:
         """Return the nodes of the radix tree, without their tokens."""
         return explain_tree(self.unit.cache.tree, self.unit.cache.eviction.worth)
+
+    def states_without_session(self) -> list[CachedState]:
+        """Return the states in the pool and in host memory that no session has, those of most worth first."""
+        tiers = self.unit.cache.tiers
+        assert isinstance(tiers, HostAndDisk)  # made by _make_cache
+        return states_without_session(self.unit.cache, tiers)
 
     def _make_cache(self, send: Send, ledger: Ledger, pages: PagePool) -> Cache:
         config = self._config

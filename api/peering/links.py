@@ -16,6 +16,7 @@ from baton.actors.peers.nixl import NixlCarrier, load_nixl
 from baton.actors.peers.node import PeerNode
 from baton.actors.peers.sockets import SocketCarrier
 from baton.actors.peers.threads import Carrier, ThreadedMover
+from baton.actors.runtime.explain import CachedState
 from baton.actors.runtime.sizing import PoolSizes
 from baton.actors.storage.host_memory import HostStates
 from baton.api.config import Config, ConfigError
@@ -41,6 +42,10 @@ class RingLoad(Protocol):
 
     def trace_of(self, grant: int) -> str:
         """Return the trace id of the request with this grant."""
+        ...
+
+    def states_without_session(self) -> list[CachedState]:
+        """Return the states that no session has, those of most worth first."""
         ...
 
 
@@ -91,7 +96,9 @@ class Peering:
 
         accepts: returns whether requests with the API key of this digest are accepted here.
         """
-        moves = sessions.mover = Moves(self._engines, sessions, self._served.vocab_size, accepts)
+        moves = sessions.mover = Moves(
+            self._engines, sessions, self._served.vocab_size, accepts, lambda: self._ring.states_without_session()
+        )
         return moves
 
     def watched_by(self, metrics: Metrics) -> None:

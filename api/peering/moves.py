@@ -11,6 +11,7 @@ import structlog
 from baton.actors.peers.channel import PEERS_FRAME
 from baton.actors.peers.engines import Done, PeerEngines
 from baton.actors.peers.frames import Hand
+from baton.actors.runtime.explain import CachedState
 from baton.actors.tokens import cut
 from baton.api import errors
 from baton.api.errors import ApiError
@@ -37,11 +38,15 @@ class Moves:
         sessions: SessionStore,
         vocab_size: int,
         accepts: Callable[[bytes], bool],
+        states: Callable[[], list[CachedState]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """accepts: returns whether requests with the API key of this digest are accepted here."""
+        """accepts: returns whether requests with the API key of this digest are accepted here.
+
+        states: returns the states that no session has, those of most worth first
+        """
         self._engines, self._sessions, self._vocab_size = engines, sessions, vocab_size
-        self._accepts, self._clock = accepts, clock
+        self._accepts, self._states, self._clock = accepts, states, clock
         self._tasks: set[asyncio.Task[None]] = set()
         engines.heir = self
 
@@ -64,6 +69,19 @@ class Moves:
         await session.wait_saved()
 
     async def move_all(self, engine: str) -> None:
+        """Hand over all sessions, and then the states that no session has, those of most worth first."""
+        await self._move_sessions(engine)
+        states = self._states()
+        taken = [await self._give(state, engine) for state in states]
+        structlog.get_logger().info("states handed over", engine=engine, taken=sum(taken), left=taken.count(False))
+
+    async def _give(self, state: CachedState, engine: str) -> bool:
+        """Let the peer fetch a state. Return whether it has it now."""
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._engines.give(engine, state.salt, state.tokens, partial(resolve, answer))
+        return not await answer
+
+    async def _move_sessions(self, engine: str) -> None:
         """Hand every session over, after the end of its turn if it is in one. A session that is refused stays."""
         for session in list(self._sessions):
             while session.is_busy() and session.running is not None:

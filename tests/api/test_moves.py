@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.api.server_process import SERVE, ServerProcess
-from tests.api.test_peers import SMALL, prompt, wait_for_link
+from tests.api.test_peers import SMALL, generate, prompt, wait_for_link
 
 HISTORY = prompt(11, 300)
 
@@ -120,3 +120,15 @@ def test_a_drain_hands_all_sessions_over(tmp_path: Path) -> None:
         assert {each["id"] for each in second.get("/v1/sessions")["data"]} == {f"session-{n}" for n in range(5)}
         for number in range(5):
             assert turn(second, f"session-{number}", prompt(16, 10))["resumed_from"] == "host"
+
+
+def test_a_drain_hands_over_states_that_no_session_has(tmp_path: Path) -> None:
+    with linked(tmp_path, "--drain-to", "second") as (first, second):
+        prompts = [prompt(17 + number, 60) for number in range(4)]
+        expected = [generate(first, tokens) for tokens in prompts]
+        first.process.send_signal(signal.SIGTERM)
+        assert first.process.wait(30) == 0
+        for tokens, before in zip(prompts, expected, strict=True):
+            answer = generate(second, tokens)
+            assert answer["output_ids"] == before["output_ids"]
+            assert answer["meta_info"]["cached_tokens"] >= len(tokens) - 1, "the state came from the engine that ended"

@@ -63,6 +63,7 @@ def linked(mover: str) -> Iterator[tuple[ServerProcess, ServerProcess, SilentPro
     port = free_port()
     with prefill_engine(port, mover) as prefill, SilentProxy(port) as proxy, decode_engine(proxy.port, mover) as decode:
         wait_for_link(decode)
+        generate(decode, prompt(next(_seeds), TOKENS))  # A mover may open what it needs with the first copy.
         yield prefill, decode, proxy
 
 

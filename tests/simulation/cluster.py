@@ -4,9 +4,10 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
-from baton.actors.cache.radix import tokens_to
+from baton.actors.cache.radix import root_of, tokens_to
 from baton.actors.control import Speeds
 from baton.actors.peers.engines import PeerEngines, session_of
 from baton.actors.peers.frames import VERSION, Beat, Compute, Hello, Role
@@ -152,6 +153,7 @@ class Cluster:
         self._fetches = random.Random(f"fetches of {seed}")
         self._fetch_rate = self._fetches.choice([0.0, 0.0, 0.02])  # how often a state is moved ahead of its use
         self._fetching = 0
+        self._giving: Counter[PeerEngines] = Counter()
         self._connect()
 
     def run(self) -> None:
@@ -209,15 +211,24 @@ class Cluster:
             self._fetch()
 
     def _fetch(self) -> None:
-        """Move a state from one engine's pool to another engine, as when a session moves."""
+        """Move a state from one engine's pool to another engine, as when a session moves or the engine drains."""
         rng = self._fetches
         sink, source = rng.choice(self.engines), rng.choice(self.engines)
         links = sorted(name for name, link in sink.peers.links.items() if link.peer.engine == source.name)
         nodes = [node for node in source.unit.cache.tree.states if node.parent is not None]
         if links and nodes and not sink.client.draining:
             node = rng.choice(nodes)
-            self._fetching += 1
-            sink.peers.fetch(rng.choice(links), node.salt, tokens_to(node), self._fetched)
+            salt, tokens, link = root_of(node).salt, tokens_to(node), rng.choice(links)
+            if rng.random() < 0.5:
+                self._giving[source.peers] += 1
+                source.peers.give(sink.name, salt, tokens, partial(self._given, source.peers))
+            else:
+                self._fetching += 1
+                sink.peers.fetch(link, salt, tokens, self._fetched)
+
+    def _given(self, giver: PeerEngines, error: str) -> None:
+        self._giving[giver] -= 1
+        self.counters["gift failed" if error else "given"] += 1
 
     def _fetched(self, error: str) -> None:
         self._fetching -= 1
@@ -260,6 +271,7 @@ class Cluster:
             assert not tiers.lending._lent and not tiers.lending._asked, f"{engine.name} still lends"
             assert not tiers.imports._inquiries and not tiers.imports._landing, f"{engine.name} still waits for a peer"
             at_rest = not engine.peers._loans and not engine.peers._asked
+            assert not self._giving[engine.peers], f"{engine.name} waits for the answer to a gift"
             assert at_rest, f"{engine.name} has loans {engine.peers._loans} and asks {engine.peers._asked}"
             for link in engine.peers.links.values():
                 assert not link.imports and not link.loans, f"{link.name} is not at rest"
