@@ -40,7 +40,7 @@ GUARD = web.AppKey("guard", Guard)
 # Values of Content-Encoding that aiohttp accepts and decompresses.
 ENCODINGS = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
 # Paths that monitors poll; their requests are logged at level debug only.
-QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/slots"})
+QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/peers", "/debug/slots"})
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -1,7 +1,11 @@
 """The map of the slots: it is live, shows every slot, and marks the slots of this chat."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 from playwright.sync_api import expect
 
+from tests.api.server_process import SERVE, ServerProcess
 from tests.browser.driving import PATIENCE_MS, Tab
 
 # Whether each turn has a marked slot. The slot's state may lack the last token of the turn.
@@ -52,6 +56,18 @@ def test_the_states_of_this_chat_are_marked(tab: Tab) -> None:
     tab.page.wait_for_function(ALL_MARKED, arg=sorted(positions), timeout=PATIENCE_MS)
     tab.page.get_by_role("button", name="New chat").click()
     expect(mine).to_have_count(0)
+
+
+def test_other_engines_are_shown_with_the_states_on_their_way(new_tab: Callable[..., Tab], tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'link'}"
+    serve = (*SERVE, "--engine-name")
+    with (
+        ServerProcess((*serve, "first", "--role", "prefill", "--peer-listen", address)),
+        ServerProcess((*serve, "second", "--peer", address)) as second,
+    ):
+        peer = new_tab(second).open().page.locator("#peers li")
+        expect(peer).to_contain_text("first", timeout=PATIENCE_MS)
+        expect(peer).to_contain_text("peer (prefill): 0 asked for, 0 for it")
 
 
 def test_the_slots_are_not_polled_while_hidden(tab: Tab) -> None:

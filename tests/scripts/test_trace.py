@@ -22,12 +22,14 @@ from baton.actors.runtime.events import (
 )
 from scripts.tracing.events import trace_events
 from scripts.tracing.log import Holding, dropped, read_log, rebuild_ledger
+from scripts.tracing.together import events_of_engines
 from tests.actors.runtime.test_tracing import record_ring
 from tests.api.server_process import ROOT
 from tests.scripts.trace_format import TraceEvent, check
 
 HEADER = HeaderEvent(1, 1.7e9, 100.0)
 TRACE = "a" * 32
+TIMES = ("at", "sent", "delivered", "handled", "began", "ended")
 
 
 def made_up() -> list[Event]:
@@ -96,6 +98,22 @@ def test_a_request_is_a_span_with_its_phases() -> None:
         ("b", "r", 0.1), ("b", "queued", 0.1), ("e", "queued", 1.2), ("b", "prefill", 1.2), ("e", "prefill", 1.3),
         ("b", "decode", 1.3), ("e", "decode", 1.5), ("e", "r", 1.5),
     ]  # fmt: skip
+
+
+def test_engines_share_a_scale_of_time_and_no_track_or_id() -> None:
+    later = [HeaderEvent(1, HEADER.unix_time + 2.0, 7.0), *map(_shifted, made_up()[1:])]
+    events = events_of_engines([("decode", made_up()), ("prefill", later)])
+    check(events)
+    processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert processes == {1: "ring of decode", 2: "slots of decode", 3: "ring of prefill", 4: "slots of prefill"}
+    spans = [event for event in of_phase(events, "b") if event["args"].get("trace") == TRACE]
+    assert [(event["pid"], event["ts"]) for event in spans] == [(1, pytest.approx(1e5)), (3, pytest.approx(2.1e6))]
+
+
+def _shifted(event: Event) -> Event:
+    """Return the event of an engine whose clock reads 93 seconds less."""
+    times = {name: getattr(event, name) - 93.0 for name in TIMES if hasattr(event, name)}
+    return msgspec.structs.replace(event, **times)
 
 
 def test_spans_that_are_open_at_the_end_are_closed() -> None:

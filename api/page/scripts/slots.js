@@ -17,6 +17,7 @@ async function pollSlots() {
   clearTimeout(polling);
   try {
     showSlots(await call("GET", "debug/slots" + (chat.id ? `?session=${encodeURIComponent(chat.id)}` : "")));
+    showPeers(await call("GET", "debug/peers"));
   } catch (failure) {
     $("usage").textContent = failure.message;
   }
@@ -79,6 +80,16 @@ function showLegend(entries) {
   const own = entries.filter(isMine).length;
   rows.push(make("li", {}, make("i", { class: "sample mine", "aria-hidden": "true" }), make("span", {}, "This chat", make("small", {}, "marked with a ring: its history")), make("b", {}, number(own))));
   $("legend").replaceChildren(...rows);
+}
+
+// The states that are at another engine, or on their way between it and this one.
+function showPeers(links) {
+  const rows = links.map((link) => {
+    const [asked, lent] = [link.imports.length, link.loans.length];
+    const what = `peer (${link.role}): ${asked} asked for, ${lent} for it`;
+    return make("li", {}, make("i", { class: "sample", "data-place": "peer", "aria-hidden": "true" }, "⇄"), make("span", {}, link.engine, make("small", {}, what)), make("b", {}, number(asked + lent)));
+  });
+  $("peers").replaceChildren(...rows);
 }
 
 function moveAmongSlots(event) {
