@@ -13,8 +13,11 @@ from urllib.request import urlopen
 
 import pytest
 
+from baton.actors.runtime.events import RequestEvent
 from baton.api.cli.commands import run
 from baton.api.machine.signals import Signals
+from scripts.tracing.log import read_log
+from scripts.tracing.together import events_of_engines
 from tests.api.server_process import SERVE, ServerProcess
 
 SMALL = ("--memory", "64M", "--host-memory", "32M")
@@ -52,11 +55,21 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def engines(address: str) -> Iterator[tuple[ServerProcess, ServerProcess]]:
+def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Return the trace files of `engines`."""
+    folder = tmp_path_factory.mktemp("traces")
+    return [folder / "prefill", folder / "decode"]
+
+
+@pytest.fixture(scope="module")
+def engines(address: str, traces: list[Path]) -> Iterator[tuple[ServerProcess, ServerProcess]]:
     """A prefill engine, and a decode engine that is linked to it."""
     with ExitStack() as stack:
-        prefill = stack.enter_context(ServerProcess((*SERVE, *SMALL, "--peer-listen", address, "--role", "prefill")))
-        decode = stack.enter_context(ServerProcess((*SERVE, *SMALL, "--peer", address, "--role", "decode")))
+        links = ("--role", "prefill", "--peer-listen", address), ("--role", "decode", "--peer", address)
+        prefill, decode = (
+            stack.enter_context(ServerProcess((*SERVE, *SMALL, *options, "--trace-file", str(trace))))
+            for options, trace in zip(links, traces, strict=True)
+        )
         wait_for_link(decode)
         yield prefill, decode
 
@@ -74,6 +87,27 @@ def test_a_prompt_that_a_peer_has_computed_gives_the_same_tokens(
     assert decode.get("/server_info")["counters"]["granted_from:peer"] >= 1
     assert re.search(r'baton:peer_states_total\{[^}]*outcome="imported"[^}]*\} [1-9]', metrics(decode))
     assert re.search(r'baton:peer_states_total\{[^}]*outcome="lent"[^}]*\} [1-9]', metrics(prefill))
+
+
+def test_a_request_has_one_trace_in_the_files_of_both_engines(
+    engines: tuple[ServerProcess, ServerProcess], traces: list[Path]
+) -> None:
+    _, decode = engines
+    known = set[str]().union(*map(traces_of, traces))
+    generate(decode, prompt(2, 400))
+    until = time.monotonic() + PATIENCE_S
+    while not all(new := [traces_of(file) - known for file in traces]):
+        assert time.monotonic() < until, f"{new}: the files are written twenty times a second"
+        time.sleep(0.05)
+    assert new[0] == new[1] and len(new[0]) == 1
+    events = events_of_engines([(file.name, read_log(file)) for file in traces])
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {"ring of prefill", "slots of prefill", "ring of decode", "slots of decode"}
+
+
+def traces_of(file: Path) -> set[str]:
+    """Return the traces of the requests in a trace file."""
+    return {event.trace for event in read_log(file) if isinstance(event, RequestEvent) and event.what == "queued"}
 
 
 def test_a_peer_that_falls_silent_costs_two_seconds_and_is_named(engines: tuple[ServerProcess, ServerProcess]) -> None:
