@@ -17,4 +17,4 @@ class SocketCarrier:
             read_exactly(sock, part)
 
     def close(self) -> None:
-        """Do nothing: who reads from a socket ends when the mover shuts it down."""
+        """Do nothing: the mover shuts the socket down, which ends `receive`."""

@@ -72,8 +72,8 @@ class Moves:
         """Hand over all sessions, and then the states that no session has, those of most worth first."""
         await self._move_sessions(engine)
         states = self._states()
-        taken = [await self._give(state, engine) for state in states]
-        structlog.get_logger().info("states handed over", engine=engine, taken=sum(taken), left=taken.count(False))
+        count = sum([await self._give(state, engine) for state in states])
+        structlog.get_logger().info("states handed over", engine=engine, states=count, of=len(states))
 
     async def _give(self, state: CachedState, engine: str) -> bool:
         """Let the peer fetch a state. Return whether it has it now."""
