@@ -54,6 +54,11 @@ class ApiError(Exception):
         return msgspec.json.encode(self.body())
 
 
+def websocket_event(error: ApiError) -> dict[str, Any]:
+    """Return the event that shows an error to the client of a websocket."""
+    return {"type": "error", "status": error.status, "error": msgspec.to_builtins(error.body().error)}
+
+
 def shown(value: object) -> str:
     """Show a client's value in a message. Lists and objects are only named: `repr` could exceed the recursion limit."""
     if isinstance(value, list | dict):

@@ -2,14 +2,15 @@
 
 import asyncio
 import mmap
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Literal, Protocol, TypeAlias, cast
 
+import msgspec
 from aiohttp import WSCloseCode, web
 
-from baton.api.connections.frames import MaskCheck
-from baton.api.errors import ApiError, unavailable
+from baton.api.connections.frames import FrameMeter, close_frame, text_frame
+from baton.api.errors import ApiError, bad_request, unavailable, websocket_event
 
 # The phases of a connection:
 #     new ─▶ silent ─▶ headers ─▶ request ─▶ silent …      silent: between requests
@@ -38,7 +39,8 @@ class ClientConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._protocol: web.RequestHandler | None = None  # aiohttp's protocol; None if the connection is refused
         self._transport: asyncio.Transport | None = None
-        self._masks: MaskCheck | None = None  # checks the frames of a websocket; None for HTTP
+        self._frames: FrameMeter | None = None  # checks and measures the frames of a websocket; None for HTTP
+        self._forget: Callable[[], None] | None = None  # drops what the handler of a websocket keeps of its messages
         self._reading: asyncio.Timeout | None = None  # the time limit while a body is read, else None
         self._space: mmap.mmap | None = None  # the memory of the body while it is read, else None
         self._discarding = False  # aiohttp drops arriving bytes, so they do not count as in flight
@@ -51,9 +53,9 @@ class ClientConnection(asyncio.Protocol):
         self.last_read = self.since  # when the client last read a part of an answer, or an answer began to wait
         # Bytes in flight:
         self.held = 0  # sum of incoming, body, queued and unsent
-        self.incoming = 0  # bytes received, not yet read by a handler
+        self.incoming = 0  # bytes received, not yet read by a handler; in a websocket, of incomplete messages too
         self.body = 0  # bytes of the request body that is being read or handled
-        self.queued = 0  # bytes of websocket messages that wait for their turn
+        self.queued = 0  # bytes of websocket messages that wait for their turn, or are being answered
         self.unsent = 0  # bytes of answers that the client has not read yet
         self._unsent_before = 0  # the result of the last `count_unsent`
 
@@ -72,13 +74,13 @@ class ClientConnection(asyncio.Protocol):
             self.answer(full())
             return
         # aiohttp accepts unmasked frames from clients, but RFC 6455 demands that the server closes the connection.
-        if self._masks is not None and not self._masks.all_masked(data):
+        if self._frames is not None and not self._frames.add(data):
             self.close_websocket(WSCloseCode.PROTOCOL_ERROR)
             return
         if self.phase == "silent":
             self._enter("headers")
         if not self._discarding:
-            self.hold(incoming=self.incoming + len(data))
+            self.hold(incoming=self._frames.held if self._frames is not None else self.incoming + len(data))
         if not self.given_up:
             self._protocol.data_received(data)
 
@@ -131,11 +133,33 @@ class ClientConnection(asyncio.Protocol):
         finally:
             self._reading = self._space = None
 
-    def open_websocket(self) -> None:
-        """Enter the phase "websocket", in which every frame from the client must be masked."""
-        self._masks = MaskCheck()
-        self.hold(incoming=0)
+    def open_websocket(self, forget: Callable[[], None]) -> None:
+        """Enter the phase "websocket", just before the handshake is answered. Raises ApiError 400.
+
+        Every frame from the client must be masked. Each message counts as in flight from its first byte; the handler
+        calls `take_message` when it receives one, and `end_message` when the message is answered.
+
+        forget: called when the connection is given up; it must drop the messages that the handler keeps.
+        """
+        assert self._protocol is not None
+        frames = FrameMeter()
+        # A client may send frames before it has the answer. aiohttp keeps them until the handshake is over.
+        if not frames.add(self._protocol._message_tail):
+            raise bad_request("the frames of a websocket's client must be masked")
+        self._frames, self._forget = frames, forget
+        self.hold(incoming=frames.held)
         self._enter("websocket")
+
+    def take_message(self) -> int:
+        """Note that the handler has received the next message or control frame. Return how many bytes count for it."""
+        assert self._frames is not None
+        size = self._frames.take()
+        self.hold(incoming=self._frames.held, queued=self.queued + size)
+        return size
+
+    def end_message(self, size: int) -> None:
+        """Note that a message of `size` bytes, as counted by `take_message`, has been answered."""
+        self.hold(queued=self.queued - size)
 
     def hold(
         self,
@@ -191,20 +215,26 @@ class ClientConnection(asyncio.Protocol):
             self._space.close()
             self.hold(incoming=0, body=0)
             self._reading.reschedule(self._loop.time())  # `reading` then raises the 503 at once.
-        elif self.phase == "websocket" and not self.unsent:
-            # Nothing is unsent, so the close frame goes out at once.
-            self.close_websocket(WSCloseCode.TRY_AGAIN_LATER)
+        elif self.phase == "websocket" and self._transport is not None and not self._transport.get_write_buffer_size():
+            # Nothing is unsent, so the error goes out at once.
+            self.close_websocket(WSCloseCode.TRY_AGAIN_LATER, too_much())
         else:
             self.abort()
 
-    def close_websocket(self, code: WSCloseCode) -> None:
-        """Send a close frame with `code`, bypassing aiohttp's writer, and close the connection."""
+    def close_websocket(self, code: WSCloseCode, error: ApiError | None = None) -> None:
+        """Send an event with `error`, and a close frame with `code`, bypassing aiohttp's writer.
+
+        As with `answer`, the client has TO_READ_REFUSAL_S to read them. Meanwhile whatever it sends is read and
+        dropped: if the socket were closed with unread bytes, the client's system could drop the frames.
+        """
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"\x88\x02" + int(code).to_bytes(2, "big"))
-            self._transport.close()
-            self._enter("refused")
+            event = text_frame(msgspec.json.encode(websocket_event(error))) if error is not None else b""
+            self._end_with(self._transport, event + close_frame(code))
+            if not self._transport.is_reading():
+                self._transport.resume_reading()
         self._release()
         if self._protocol is not None:
+            self._protocol.transport = None  # aiohttp would close it.
             self._protocol.connection_lost(None)  # aiohttp drops the message, and ignores the second call.
 
     def answer(self, error: ApiError) -> None:
@@ -213,10 +243,7 @@ class ClientConnection(asyncio.Protocol):
         The client has TO_READ_REFUSAL_S to read it before `Connections.sweep` aborts the connection.
         """
         if self._transport is not None and not self.given_up:
-            self._transport.write(plain_answer(error))
-            if self._transport.can_write_eof():
-                self._transport.write_eof()
-            self._enter("refused")
+            self._end_with(self._transport, plain_answer(error))
         self._release()
 
     def abort(self) -> None:
@@ -225,10 +252,20 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
         self._release()
 
+    def _end_with(self, transport: asyncio.Transport, last: bytes) -> None:
+        """Send the `last` bytes and the end of the stream."""
+        transport.write(last)
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._enter("refused")
+
     def _release(self) -> None:
-        """Count no bytes as in flight from now on."""
+        """Count no bytes as in flight from now on, and drop the messages of a websocket."""
         self.hold(0, 0, 0, 0)
         self.given_up = True
+        if self._forget is not None:
+            self._forget()
+            self._forget = None
 
     def _enter(self, phase: Phase) -> None:
         if self.given_up:

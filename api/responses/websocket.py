@@ -6,11 +6,12 @@ stream_id are a *lane*. The responses of a lane run one after another, and lanes
 
 import asyncio
 from collections import deque
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 from msgspec import Struct
 
 from baton.api import errors
@@ -29,6 +30,8 @@ from baton.api.server import SERVER, Server
 
 routes = web.RouteTableDef()
 
+# Only these types of messages arrive from the client; aiohttp itself makes the others.
+RECEIVED = (WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.PING, WSMsgType.PONG)
 OPEN_SOCKETS = web.AppKey("open_sockets", set[web.WebSocketResponse])
 MAX_LANES = 64
 MAX_WAITING = 16  # maximum waiting events from the client in one lane
@@ -41,16 +44,22 @@ async def connect(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
     server.ready()
     check_subprotocol(request)
-    socket = web.WebSocketResponse(
-        autoping=False, max_msg_size=server.config.body_limit, protocols=(SUBPROTOCOL,), timeout=1.0
+    socket = Socket(
+        # Without compression the bytes of a message are known as they arrive. A compressor would also take memory.
+        autoping=False,
+        compress=False,
+        max_msg_size=server.config.body_limit,
+        protocols=(SUBPROTOCOL,),
+        timeout=1.0,
     )
     if not socket.can_prepare(request).ok:
         message = "GET here opens a websocket: use POST to create a response over HTTP"
         raise ApiError(426, message, "invalid_request_error", code="upgrade_required", headers={"Upgrade": "websocket"})
+    connection = Connection(request, server, socket)
     await socket.prepare(request)
     request.app[OPEN_SOCKETS].add(socket)
     try:
-        await Connection(request, server, socket).serve()
+        await connection.serve()
     finally:
         request.app[OPEN_SOCKETS].discard(socket)
     return socket
@@ -74,6 +83,16 @@ async def close_all(app: web.Application) -> None:
         await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server is shutting down")
 
 
+class Socket(web.WebSocketResponse):
+    """A websocket whose received bytes can be dropped at once."""
+
+    def forget(self) -> None:
+        """Drop all messages, complete or not, that wait in aiohttp's reader. Nothing can be received after this."""
+        self._parser = None
+        if self._reader is not None:
+            self._reader._buffer.clear()
+
+
 class ResumeRequest(Struct, forbid_unknown_fields=True):
     """The fields of `response.resume`."""
 
@@ -81,11 +100,19 @@ class ResumeRequest(Struct, forbid_unknown_fields=True):
     starting_after: Count | None = None  # the number of the last event that the client has seen
 
 
+class WaitingEvent(NamedTuple):
+    """An event from the client that asks for a response."""
+
+    kind: str
+    fields: dict[str, Any]
+    size: int  # bytes of its message, which count as in flight until the response is over
+
+
 class Lane:
     """The responses of one stream_id, which run one after another."""
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[str, dict[str, Any], int]] = deque()  # events from the client: type, fields, bytes
+        self.waiting: deque[WaitingEvent] = deque()
         self.task: asyncio.Task[None] | None = None
         self.running: str | None = None  # id of the running response
         self.latest: StoredResponse | None = None  # last response; the next may continue it, stored or not
@@ -94,7 +121,7 @@ class Lane:
 class Connection:
     """One websocket. Each of its lanes runs one response at a time; different lanes run concurrently."""
 
-    def __init__(self, request: web.Request, server: Server, socket: web.WebSocketResponse) -> None:
+    def __init__(self, request: web.Request, server: Server, socket: Socket) -> None:
         self._request = request
         self._server = server
         self._responses = request.app[RESPONSES]
@@ -104,24 +131,35 @@ class Connection:
         self._log = structlog.get_logger().bind(id=request[REQUEST_ID])
         self._lanes: dict[str | None, Lane] = {}
         self._unanswered = 0
+        self._connection.open_websocket(self._forget)
 
     async def serve(self) -> None:
         """Serve the client until it disconnects. Then cancel the lanes' tasks, which aborts foreground responses."""
-        self._connection.open_websocket()
         pinging = asyncio.ensure_future(self._ping(self._server.config.ping_interval))
         try:
             async for message in self._socket:
                 self._unanswered = 0
-                if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
-                    self._connection.hold(incoming=0)
-                    await self._receive(message.data)
-                elif message.type is WSMsgType.PING:
-                    await self._socket.pong(message.data)
+                if message.type in RECEIVED:
+                    await self._handle(message)
+                del message  # It may be large, and the next one may be far off.
         finally:
             tasks = [pinging, *(lane.task for lane in self._lanes.values() if lane.task is not None)]
-            for task in tasks:
-                task.cancel()
+            pinging.cancel()
+            self._end_lanes()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self) -> None:
+        """Drop all messages, because the connection is given up."""
+        self._socket.forget()
+        self._end_lanes()
+
+    def _end_lanes(self) -> None:
+        """Drop the waiting events, and cancel the lanes' tasks."""
+        for lane in self._lanes.values():
+            while lane.waiting:
+                self._connection.end_message(lane.waiting.popleft().size)
+            if lane.task is not None:
+                lane.task.cancel()
 
     async def _ping(self, interval: float) -> None:
         """Ping the client at intervals. Disconnect a client that waits for a response but neither answers nor reads."""
@@ -134,29 +172,43 @@ class Connection:
             else:
                 await self._socket.ping()
 
-    async def _receive(self, data: str | bytes) -> None:
+    async def _handle(self, message: WSMessage) -> None:
+        """Handle a message or control frame. It ends here, unless it asks for a response and waits in a lane."""
+        size, waits = self._connection.take_message(), False
+        try:
+            if message.type is WSMsgType.PING:
+                await self._socket.pong(message.data)
+            elif message.type is not WSMsgType.PONG:
+                waits = await self._receive(message.data, size)
+        finally:
+            if not waits:
+                self._connection.end_message(size)
+
+    async def _receive(self, data: str | bytes, size: int) -> bool:
+        """Handle an event. Return whether it asks for a response, and waits for it now."""
         stream_id = None
         try:
             event = read_event(data)
             stream_id = read_stream_id(event)
             match event.pop("type", None):
                 case "response.create" | "response.resume" as kind:
-                    self._enqueue(stream_id, kind, event, len(data))
+                    self._enqueue(stream_id, WaitingEvent(kind, event, size))
+                    return True
                 case "response.cancel":
                     self._cancel(stream_id, event.get("response_id"))
                 case kind:
                     raise errors.bad_request(f"unknown event type {errors.shown(kind)}", "type", "unknown_event_type")
         except ApiError as error:
             await self._send_error(stream_id, error)
+        return False
 
-    def _enqueue(self, stream_id: str | None, kind: str, body: dict[str, Any], size: int) -> None:
+    def _enqueue(self, stream_id: str | None, event: WaitingEvent) -> None:
         if stream_id not in self._lanes and len(self._lanes) >= MAX_LANES:
             self._drop_idle_lanes()
         lane = self._lanes.setdefault(stream_id, Lane())
         if len(lane.waiting) >= MAX_WAITING:
             raise errors.queue_full(f"this stream has {MAX_WAITING} waiting responses already")
-        lane.waiting.append((kind, body, size))
-        self._connection.hold(queued=self._connection.queued + size)
+        lane.waiting.append(event)
         if lane.task is None or lane.task.done():
             lane.task = asyncio.ensure_future(self._run(stream_id, lane))
 
@@ -179,23 +231,32 @@ class Connection:
         return stored is not None and stored.running
 
     async def _run(self, stream_id: str | None, lane: Lane) -> None:
-        while lane.waiting:
-            try:
-                kind, body, size = lane.waiting.popleft()
-                self._connection.hold(queued=self._connection.queued - size)
-                await self._respond(stream_id, lane, kind, body)
-            except ApiError as error:
-                await self._send_error(stream_id, error)
-            except ConnectionError:
-                return
-            except Exception:
-                self._log.exception("a response failed")
-                await self._send_error(stream_id, errors.internal("the server failed"))
+        with suppress(ConnectionError):
+            while lane.waiting:
+                await self._respond_next(stream_id, lane)
 
-    async def _respond(self, stream_id: str | None, lane: Lane, kind: str, body: dict[str, Any]) -> None:
-        fields = {name: value for name, value in body.items() if value is not None and name != "stream"}
+    async def _respond_next(self, stream_id: str | None, lane: Lane) -> None:
+        """Run the response that the lane's first event asks for. Raises ConnectionError if the client has left.
+
+        The event counts as in flight until the end of this call, which is also the last that refers to it.
+        """
+        event = lane.waiting.popleft()
         try:
-            await (self._resume if kind == "response.resume" else self._create)(stream_id, lane, fields)
+            await self._respond(stream_id, lane, event)
+        except ApiError as error:
+            await self._send_error(stream_id, error)
+        except ConnectionError:
+            raise
+        except Exception:
+            self._log.exception("a response failed")
+            await self._send_error(stream_id, errors.internal("the server failed"))
+        finally:
+            self._connection.end_message(event.size)
+
+    async def _respond(self, stream_id: str | None, lane: Lane, event: WaitingEvent) -> None:
+        fields = {name: value for name, value in event.fields.items() if value is not None and name != "stream"}
+        try:
+            await (self._resume if event.kind == "response.resume" else self._create)(stream_id, lane, fields)
         finally:
             lane.running = None
 
@@ -220,8 +281,7 @@ class Connection:
                 await self._send(stream_id, event)
 
     async def _send_error(self, stream_id: str | None, error: ApiError) -> None:
-        detail = msgspec.to_builtins(error.body())["error"]
-        await self._send(stream_id, {"type": "error", "status": error.status, "error": detail})
+        await self._send(stream_id, errors.websocket_event(error))
 
     async def _send(self, stream_id: str | None, event: Event) -> None:
         """Send an event, waiting until the client reads. Text that is generated meanwhile becomes a single delta."""

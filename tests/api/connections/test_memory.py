@@ -1,22 +1,28 @@
-"""--bytes-in-flight limits memory, not only a count: the memory of a real server while clients send large bodies."""
+"""--bytes-in-flight limits memory, not only a count: the memory of a real server while clients send much.
+
+They send large bodies over HTTP, or large messages over websockets.
+"""
 
 import asyncio
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
 
+from tests.api.connections.test_websocket_bytes import HANDSHAKE
 from tests.api.hash_traffic import make_checkpoint
 from tests.api.server_process import SERVE, ServerProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 MIB = 2**20
+FRAMES = 4096  # so many bytes a body is smaller than its limit, because the headers of frames count too
 PIECE = 64 * 1024
 # Before aiohttp pauses a client it buffers up to 512 KiB of a body, after a read of up to 256 KiB. These bytes count
 # only until the server refuses the body; then aiohttp reads on, and drops them.
@@ -36,7 +42,7 @@ class Load:
     @property
     def refused(self) -> int:
         """The number of bodies that do not fit. All lack one byte."""
-        return self.clients - self.budget // (self.body - 1)
+        return self.clients - self.budget // (self.body - FRAMES)
 
 
 SMALL = Load(32 * MIB, 8 * MIB, 16, peak=1.5 * 32 * MIB + 16 * BUFFER, rest=16 * BUFFER)
@@ -58,10 +64,25 @@ def memory(server: ServerProcess, kind: str) -> int:
     return int(status.partition(f"{kind}:")[2].split()[0]) * 1024
 
 
-async def send_unfinished(writer: asyncio.StreamWriter, body: int) -> None:
-    """Send a body except its last byte, or until the server refuses it."""
-    writer.write(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {body}\r\n\r\n".encode())
-    left = body - 1
+async def begin_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size: int) -> None:
+    """Begin a request over HTTP with a body of `size` bytes."""
+    writer.write(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode())
+
+
+async def begin_message(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size: int) -> None:
+    """Open a websocket, and begin a message of `size` bytes."""
+    writer.write(HANDSHAKE)
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"\x81\xff" + size.to_bytes(8, "big") + bytes(4))
+
+
+Begin: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[None]]
+
+
+async def send_unfinished(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, begin: Begin, size: int) -> None:
+    """Send a body or a message except its last byte, or until the server refuses it."""
+    await begin(reader, writer, size)
+    left = size - 1
     while left:
         piece = min(left, PIECE)
         writer.write(b" " * piece)
@@ -69,14 +90,15 @@ async def send_unfinished(writer: asyncio.StreamWriter, body: int) -> None:
         left -= piece
 
 
+@pytest.mark.parametrize("begin", [begin_body, begin_message])
 @pytest.mark.parametrize("load", [SMALL, pytest.param(DEFAULT, marks=pytest.mark.soak)], ids=["small", "default"])
-async def test_memory_stays_within_the_budget_and_is_given_back(tmp_path: Path, load: Load) -> None:
+async def test_memory_stays_within_the_budget_and_is_given_back(tmp_path: Path, load: Load, begin: Begin) -> None:
     """The default budget, with the bundled model and the figures that docs/reliability.md shows, is a soak test."""
     with limited_server(load, tmp_path) as server:
         before = memory(server, "VmRSS")
         address = urlsplit(server.url)
         peers = [await asyncio.open_connection(address.hostname, address.port) for _ in range(load.clients)]
-        sending = [send_unfinished(writer, load.body) for _, writer in peers]
+        sending = [send_unfinished(*peer, begin, load.body - FRAMES) for peer in peers]
         sent = await asyncio.gather(*sending, return_exceptions=True)
         assert all(each is None or isinstance(each, ConnectionError) for each in sent), sent
         await until(lambda: ended(server) == load.refused)
