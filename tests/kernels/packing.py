@@ -2,9 +2,12 @@
 
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from tests.kernels.rounding import FUNCTION, assert_rounded
 
 
 @dataclass
@@ -96,3 +99,19 @@ def recurrence(inputs: Inputs, packed: Packed) -> tuple[Tensor, Tensor]:
                     pool[target] = state
         pool[slot] = state
     return y, pool
+
+
+def assert_is_the_recurrence(
+    y: Tensor, pool: Tensor, inputs: Inputs, packed: Packed, chunk_size: int = 64, terms: int = 0
+) -> None:
+    """Compare y and the pool with the recurrence. terms: of the computation of dt.
+
+    y is a sum over a segment's tokens and a row of the state. Within a chunk, a decay is the exponential of a
+    difference of two sums, so its relative error is the sums' rounding error, which grows with their size.
+    """
+    i, length = inputs, max(end - begin for begin, end in pairwise(packed.offsets))
+    exponent = float((i.dt * i.A).abs().max()) * min(chunk_size, length)
+    terms += length + i.B.shape[2] + 2 * FUNCTION + int(exponent)
+    magnitudes = Inputs(i.x.abs(), i.dt, i.A, i.B.abs(), i.C.abs(), i.D.abs(), i.pool.abs())
+    for found, exact, size in zip((y, pool), recurrence(i, packed), recurrence(magnitudes, packed), strict=True):
+        assert_rounded(found, exact, terms, size)

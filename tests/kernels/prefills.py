@@ -9,20 +9,64 @@ from torch import Tensor
 
 from tests.kernels.installed import installed, runnable
 from tests.kernels.packing import Packed
+from tests.kernels.rounding import SIGMOID, assert_rounded, assert_within, gamma, likely, norm_terms, unit
 
 Form = Callable[..., Tensor]
 
 
-class StatefulNet(Protocol):
+class HasPools(Protocol):
     """One layer of a net, and pools whose slots hold all layers one after another."""
 
     @property
     def conv_pools(self) -> Tensor: ...
     @property
     def state_pools(self) -> Tensor: ...
+
+
+class StatefulNet(HasPools, Protocol):
     def prefill(self, packed: Packed, form: Form, rows: slice = ...) -> Tensor: ...
     def again(self, states: torch.dtype | None = None) -> "StatefulNet": ...
     def alone(self, slot: int) -> "StatefulNet": ...
+
+
+def state_terms(net: HasPools, tokens: int) -> int:
+    """Return the terms of a net's states: convolution, activations, and sums over tokens and a row of the state."""
+    return net.conv_pools.shape[2] + 1 + 4 * SIGMOID + tokens + net.state_pools.shape[4]
+
+
+def output_terms(net: HasPools, y: Tensor) -> int:
+    return state_terms(net, len(y)) + norm_terms(y.shape[1])
+
+
+def output_size(y: Tensor) -> Tensor:
+    """Return the size of the terms of a net's outputs: the inputs' (1), its row's root mean square, its own."""
+    y = y.double()
+    return 1 + y.square().mean(-1, keepdim=True).sqrt() + y.abs()
+
+
+def state_size(states: Tensor) -> Tensor:
+    """Return the size of the terms of states: products of a row's and a column's number, each with its own error."""
+    states = states.double().abs()
+    return 1 + states.amax(-1, keepdim=True) + states.amax(-2, keepdim=True)
+
+
+def assert_same_to_rounding(
+    found: HasPools, y: Tensor, expected: HasPools, exact: Tensor,
+    lost: float = 0.0, tokens: slice = slice(None), slots: slice = slice(None),
+) -> None:  # fmt: skip
+    """Check outputs and states up to rounding, and the convolution's pools bit by bit.
+
+    Inputs have random signs, so results stand for the sums of their terms' magnitudes; `likely` says why.
+    lost: of `lost_exponent`. tokens, slots: those compared.
+    """
+
+    def by(terms: int, dtype: torch.dtype) -> float:
+        return likely(terms, dtype) + gamma(int(lost), dtype)
+
+    assert_rounded(y[tokens], exact[tokens], output_terms(found, y), output_size(exact[tokens]), by)
+    states, others = found.state_pools[slots], expected.state_pools[slots]
+    assert_rounded(states, others, state_terms(found, len(y)), state_size(others), by)
+    assert torch.equal(found.conv_pools[slots], expected.conv_pools[slots])
 
 
 def assert_the_same_alone(together: StatefulNet, packed: Packed, form: Form, segments: Iterable[int]) -> None:
@@ -65,12 +109,18 @@ def assert_the_same_by_any_threads(first: StatefulNet, packed: Packed, form: For
         assert torch.equal(found.conv_pools, serial.conv_pools)
 
 
-def assert_rounded_where_kept(rounded: StatefulNet, packed: Packed, form: Form, tolerance: float = 0.0) -> None:
-    """Assert that bfloat16 states are rounded only when written: outputs equal those with float32 states."""
+def assert_rounded_where_kept(rounded: StatefulNet, packed: Packed, form: Form, truncates: bool = False) -> None:
+    """Assert that bfloat16 states are rounded only when written: outputs equal those with float32 states.
+
+    truncates: states are truncated, as in Triton's interpreter, and not rounded to nearest.
+    """
     exact = rounded.again(torch.float32)
     assert torch.equal(rounded.prefill(packed, form), exact.prefill(packed, form))
-    expected = exact.state_pools if tolerance else exact.state_pools.bfloat16().float()
-    torch.testing.assert_close(rounded.state_pools.float(), expected, rtol=tolerance, atol=0.0)
+    states = exact.state_pools
+    if truncates:
+        assert_within(rounded.state_pools, states, 2 * unit(torch.bfloat16) * states.double().abs())
+    else:
+        assert torch.equal(rounded.state_pools, states.bfloat16())
 
 
 def assert_nan_stays_in_its_segment(found: StatefulNet, packed: Packed, form: Form, spoil: Callable[[], None]) -> None:

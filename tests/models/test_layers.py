@@ -8,7 +8,9 @@ from baton.models.batch import Batch, Decode
 from baton.models.layers.linear import Embedding, HeadLinear, Linear
 from baton.models.layers.step import _plan_pages, _plan_rows
 from baton.models.loading.checkpoint import random_model
+from tests.kernels.linear.test_quantized import assert_projects
 from tests.kernels.moe.test_experts import assert_near, drawn, exactly, rounded
+from tests.kernels.rounding import assert_rounded
 from tests.models.oracle import settings_of
 from tests.models.test_parity import ids, make_pools, pages, prefill
 
@@ -29,15 +31,13 @@ def test_packed_projection_equals_the_plain_one(bias: bool, rows: int) -> None:
     layer, x = Linear(48, 33, bias, BF16), torch.randn(rows, 48).to(BF16)
     for parameter in layer.parameters():
         parameter.data.normal_()
-    exact = x.float() @ layer.weight.detach().float().t() + (
-        layer.bias.detach().float() if layer.bias is not None else 0
-    )
-    plain = layer.weight.detach()
+    plain, added = layer.weight.detach(), torch.zeros(33) if layer.bias is None else layer.bias.detach()
+    numbers = added.double(), x.double(), plain.double().t()
     layer.pack()
     assert layer.weight.is_mkldnn
     assert layer.packed is not None
     assert torch.equal(layer.packed.plain(), plain)
-    torch.testing.assert_close(layer(x).float(), exact, atol=0.05, rtol=0.01)
+    assert_rounded(layer(x), torch.addmm(*numbers), 49, torch.addmm(*map(torch.abs, numbers)))
 
 
 @pytest.mark.usefixtures("packable")
@@ -49,7 +49,8 @@ def test_only_a_tied_embedding_keeps_a_packed_head(tied: bool) -> None:
     table.pack()
     assert (table.packed is not None) == tied
     hidden = table(torch.tensor([3, 7]))
-    torch.testing.assert_close(table.logits(hidden), (hidden @ table.weight.t()).detach(), atol=0.05, rtol=0.01)
+    numbers = hidden.detach().double(), table.weight.detach().double().t()
+    assert_rounded(table.logits(hidden), torch.mm(*numbers), 32, torch.mm(*map(torch.abs, numbers)))
     assert torch.equal(hidden, table.weight[[3, 7]])
 
 
@@ -65,14 +66,13 @@ def test_torch_computes_with_integers_where_there_is_no_native_code(bits: int) -
     layer, table, x = Linear(96, 33, True, BF16), Embedding(33, 96, True, BF16), torch.randn(5, 96).to(BF16)
     for parameter in (*layer.parameters(), *table.parameters()):
         parameter.data.normal_()
-    exact, of_table = layer(x).float(), table.logits(x).float()
+    weights = layer.weight.detach(), table.weight.detach()
     for module in (layer, table):
         module.pack(bits)
         assert isinstance(module.packed, QuantizedWeight) and module.packed.layout == "torch"
         assert module.weight.dtype == torch.uint8
-    most = 96**0.5 * (0.05 if bits == 8 else 0.5)
-    torch.testing.assert_close(layer(x).float(), exact, atol=most, rtol=0.01)
-    torch.testing.assert_close(table.logits(x).float(), of_table, atol=most, rtol=0.01)
+    assert_projects(layer(x), x, weights[0], bits, layer.bias)
+    assert_projects(table.logits(x), x, weights[1], bits, None)
     assert table(torch.tensor([3, 7])).dtype == BF16
 
 

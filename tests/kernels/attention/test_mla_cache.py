@@ -9,6 +9,7 @@ from baton.kernels.attention import mla_cache
 from baton.kernels.attention.mla_cache import write_latents
 from baton.kernels.linear import per_head
 from tests.kernels.installed import installed, runnable
+from tests.kernels.rounding import assert_rounded, norm_terms
 
 F32, BF16 = torch.float32, torch.bfloat16
 DTYPES = st.sampled_from([F32, BF16])
@@ -44,15 +45,15 @@ def test_each_head_is_projected_by_its_own_weight(
 ) -> None:
     x, weight = drawn(seed, rows, heads, sizes, dtype)
     inputs, outputs, passed = sizes
-    exact = torch.einsum("thi,hoi->tho", x[..., :inputs].double(), weight.double())
+    numbers = x[..., :inputs].double(), weight.double()
+    exact, size = (torch.einsum("thi,hoi->tho", *operands) for operands in (numbers, map(torch.abs, numbers)))
     for found in (
         projected_heads(x, weight, passed),
         per_head.head_linear(x, weight, passed),
         per_head.reference.head_linear(x, weight, passed),
     ):
         assert found.dtype == dtype and found.shape == (rows, heads, outputs + passed)
-        tolerance = 1e-5 if dtype == F32 else 2**-7
-        torch.testing.assert_close(found[..., :outputs].double(), exact, rtol=tolerance, atol=10 * tolerance)
+        assert_rounded(found[..., :outputs], exact, inputs, size)
         assert torch.equal(found[..., outputs:], x[..., inputs:])
 
 
@@ -116,9 +117,7 @@ def test_latents_are_normed_and_written_to_their_places_and_nothing_else(
         found = blocks.clone()
         write(projected, weight, 0.01, found[:, 1], places)
         written = found[places // PAGE, 1, places % PAGE, 0]
-        tolerance = 1e-5 if dtype == F32 else 2**-7
-        exact = definition(projected, weight, 0.01)
-        torch.testing.assert_close(written.double(), exact, rtol=tolerance, atol=tolerance)
+        assert_rounded(written, definition(projected, weight, 0.01), norm_terms(rank))
         assert torch.equal(written[:, rank:], projected[:, rank:])
         found[places // PAGE, 1, places % PAGE, 0] = blocks[places // PAGE, 1, places % PAGE, 0]
         assert torch.equal(found, blocks)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.attention.paged import paged_attention, write_pages
+from tests.kernels.rounding import assert_within, attention_error
 
 PAGE, HEADS, KV_HEADS, WIDTH = 4, 6, 2, 8
 STARTS, LENGTHS = [0, 7, 0, 12, 0, 5, 30], [9, 6, 1, 4, 17, 1, 1]
@@ -65,7 +66,9 @@ def test_packed_chunks_and_decode_rows_attend_to_their_own_pages(
     seed: int, value_width: int, are_values_of_keys: bool
 ) -> None:
     batch = drawn(seed, value_width, are_values_of_keys)
-    torch.testing.assert_close(batch.run(), batch.expected, atol=1e-5, rtol=1e-5)
+    ends = [start + length for start, length in zip(STARTS, LENGTHS, strict=True)]
+    error = attention_error(batch.query, batch.key_pages, batch.value_pages, 0.3, max(ends))
+    assert_within(batch.run(), batch.expected, 2 * error)
 
 
 def test_pages_that_do_not_fit_are_refused() -> None:

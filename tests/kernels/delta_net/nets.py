@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton.kernels.delta_net.constants import DeltaConstants, KdaConstants
 from baton.kernels.prefill.plan import plan_prefill
+from tests.kernels import prefills
 from tests.kernels.packing import Packed
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -70,12 +71,7 @@ def slots_of(rows: int, slots: int, seed: int = 0) -> Tensor:
 
 def assert_same_to_rounding(found: Net, y: Tensor, expected: Net, exact: Tensor) -> None:
     """Check outputs and states up to rounding, and the convolution pools and other layers' states bit by bit."""
-    tolerance = 3e-5 if y.dtype == F32 else 2**-7
-    torch.testing.assert_close(y, exact, rtol=tolerance, atol=tolerance * max(1.0, float(exact.abs().max())))
-    tolerance = 2e-5 if found.state_pools.dtype == F32 else 2**-7
-    scale = expected.state_pools.abs().max().item()
-    torch.testing.assert_close(found.state_pools, expected.state_pools, rtol=tolerance, atol=1e-5 * scale)
-    assert torch.equal(found.conv_pools, expected.conv_pools)
+    prefills.assert_same_to_rounding(found, y, expected, exact)
     others = [layer for layer in range(LAYERS) if layer != 1]
     assert torch.equal(found.state_pools[:, others], expected.state_pools[:, others])
 

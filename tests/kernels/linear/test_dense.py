@@ -9,6 +9,7 @@ from baton.kernels.linear.dense import PackedWeight, cpu, linear, look_up, nativ
 from baton.models.layers.linear import Embedding, Linear
 from tests.kernels.installed import installed, runnable
 from tests.kernels.linear.test_quantized import assert_writes_columns
+from tests.kernels.rounding import assert_rounded
 
 F32, BF16 = torch.float32, torch.bfloat16
 DTYPES = st.sampled_from([F32, BF16])
@@ -39,9 +40,7 @@ def test_projection_equals_the_exact_one_to_its_rounding(
     x, weight, added = drawn(seed, rows, inputs, outputs, dtype)
     exact = x.double() @ weight.double().t() + (added.double() if bias else 0)
     size = x.double().abs() @ weight.double().abs().t() + added.double().abs()
-    rounding = 2**-8 * exact.abs() if dtype == BF16 else 0
-    error = (run(x, weight, added if bias else None).double() - exact).abs()
-    assert (error <= rounding + 1e-5 * size).all()
+    assert_rounded(run(x, weight, added if bias else None), exact, inputs + 1, size)
 
 
 @pytest.mark.usefixtures("target")

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
-from baton.kernels.linear.dense import reference as dense
 from baton.kernels.linear.quantized import QuantizedWeight, cpu, linear, look_up, native, quantize, reference
 from baton.models.layers.linear import Embedding, Linear
 from tests.kernels.installed import installed, runnable
+from tests.kernels.rounding import assert_rounded
 
 F32, BF16 = torch.float32, torch.bfloat16
 DTYPES, BITS = st.sampled_from([F32, BF16]), st.sampled_from([8, 4])
@@ -37,15 +37,14 @@ def run(x: Tensor, weight: Tensor, bits: int, bias: Tensor | None = None) -> Ten
 
 
 def assert_projects(y: Tensor, x: Tensor, weight: Tensor, bits: int, bias: Tensor | None) -> None:
-    """Check y against the exact product, up to the rounding of y and 1e-5 of the sum of the terms' magnitudes."""
+    """Check y against the exact product, a sum of one term for each input, its scale and the bias."""
     codes, scales = reference.quantize(weight, bits)
     numbers = reference.dequantize(codes, scales)[:, : x.shape[1]].double()
     exact, size = x.double() @ numbers.t(), x.double().abs() @ numbers.t().abs()
     if bias is not None:
         exact, size = exact + bias.double(), size + bias.double().abs()
-    rounding = 2**-8 * exact.abs() if y.dtype == BF16 else 0
     assert y.dtype == x.dtype
-    assert ((y.double() - exact).abs() <= rounding + 1e-5 * size).all()
+    assert_rounded(y, exact, x.shape[1] + 2, size)
 
 
 @many
@@ -265,8 +264,7 @@ def test_the_last_outputs_of_a_layer_stay_floats(is_native: bool, dtype: torch.d
     with installed() if is_native else nullcontext():
         layer.pack(bits)
         y = layer(x)
-    codes, scales = reference.quantize(weight[:56], bits)
-    rounding = 2**-8 if dtype == BF16 else 1e-5
-    torch.testing.assert_close(y[:, :56], reference.linear(x, codes, scales, bias[:56]), rtol=rounding, atol=1e-4)
-    torch.testing.assert_close(y[:, 56:], dense.linear(x, weight[56:], bias[56:]), rtol=rounding, atol=1e-4)
+    assert_projects(y[:, :56], x, weight[:56], bits, bias[:56])
+    floats = bias[56:].double(), x.double(), weight[56:].t().double()
+    assert_rounded(y[:, 56:], torch.addmm(*floats), 65, torch.addmm(*map(torch.abs, floats)))
     assert layer.float_weight is not None and layer.weight.dtype == torch.uint8

@@ -1,5 +1,6 @@
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from baton.kernels.linear.quantized import reference as integers
 from baton.kernels.moe.experts import PARTS, Activation, PackedExperts, cpu, experts, native, pack, reference
 from baton.models.layers.experts import Experts
 from tests.kernels.installed import installed, library_for, runnable
+from tests.kernels.rounding import SIGMOID, assert_within, gamma, unit
 
 F32, BF16 = torch.float32, torch.bfloat16
 BOTH: tuple[Activation, ...] = ("silu_gated", "relu2")
@@ -33,29 +35,40 @@ def drawn(
     return x, chosen, weights, first.to(dtype), second.to(dtype)
 
 
+@dataclass(frozen=True)
+class ExpertSums:
+    """The result of `experts` in float64, and bounds of errors."""
+
+    y: Tensor
+    error: Tensor  # of float32 sums
+    rounding: Tensor  # sum of the magnitudes of the terms that have an activation as factor, which is rounded
+
+
 def exactly(
     x: Tensor, chosen: Tensor, weights: Tensor, first: Tensor, second: Tensor, activation: Activation
-) -> Tensor:
+) -> ExpertSums:
     """Compute `experts` in float64, one token and expert at a time."""
-    y = torch.zeros(x.shape, dtype=torch.float64)
+    y, error, rounding = torch.zeros(3, *x.shape, dtype=torch.float64)
+    (inner, inputs), top_k = (second.shape[2], x.shape[1]), chosen.shape[1]
     for row, places in enumerate(chosen.tolist()):
         for place, expert in enumerate(places):
             if expert < 0:
                 continue
-            up = first[expert].double() @ x[row].double()
+            up, size = first[expert].double() @ x[row].double(), first[expert].double().abs() @ x[row].double().abs()
             if activation == "relu2":
-                hidden = up.relu() ** 2
+                hidden, size = up.relu() ** 2, 2 * up.relu() * size
             else:
-                gate, up = up.chunk(2)
-                hidden = F.silu(gate) * up
-            y[row] += weights[row, place] * (second[expert].double() @ hidden)
-    return y
+                (gate, up), (gate_size, size) = up.chunk(2), size.chunk(2)
+                hidden, size = F.silu(gate) * up, 1.1 * gate_size * up.abs() + F.silu(gate).abs() * size
+            by = weights[row, place] * second[expert].double()
+            y[row] += by @ hidden
+            error[row] += by.abs() @ (gamma(inputs) * size + gamma(SIGMOID + 1 + inner + top_k) * hidden.abs())
+            rounding[row] += by.abs() @ hidden.abs()
+    return ExpertSums(y, error, rounding)
 
 
-def assert_near(found: Tensor, exact: Tensor) -> None:
-    tolerance = 1e-5 if found.dtype == F32 else 0.02
-    size = float(exact.abs().max()) if len(exact) else 0.0
-    torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=tolerance * size)
+def assert_near(found: Tensor, exact: ExpertSums) -> None:
+    assert_within(found, exact.y, exact.error + unit(found.dtype) * (exact.rounding + exact.y.abs()))
 
 
 @st.composite
@@ -186,13 +199,12 @@ def test_a_layer_keeps_one_copy_of_its_weights(bits: int | None) -> None:
     layer = Experts(64, 96, 4, "silu_gated", F32)
     layer.input_linear.data.copy_(first)
     layer.output_linear.data.copy_(second)
-    plain = layer(x, chosen, weights)
     layer.pack(bits)
     addresses = {name: parameter.data_ptr() for name, parameter in layer.named_parameters()}
     assert addresses == {name: packed.data.data_ptr() for name, packed in layer.packed.items()}
     assert sum(packed.numel for packed in layer.packed.values()) == first.numel() + second.numel()
-    nearness = 1e-5 if bits is None else 0.05 if bits == 8 else 0.6
-    torch.testing.assert_close(layer(x, chosen, weights), plain, rtol=0, atol=nearness)
+    stood_for = (first, second) if bits is None else (rounded(first, 2, bits), rounded(second, 1, bits))
+    assert_near(layer(x, chosen, weights), exactly(x, chosen, weights, *stood_for, "silu_gated"))
 
 
 @pytest.mark.parametrize("rows", [1, 16])

@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from baton.kernels.moe.shared_expert import add_shared, native, reference
+from tests.kernels.rounding import SIGMOID, assert_rounded
 
 
 @pytest.mark.usefixtures("target")
@@ -16,11 +17,11 @@ def test_native_code_adds_the_shared_expert(seed: int, rows: int, width: int, ga
     routed, shared, drawn = (torch.randn(rows, size, generator=g).to(dtype) for size in (width, width, 1))
     gate = drawn if gated else None
     assert native.takes(routed, shared, gate)
-    exact = routed.double() + shared.double() * (drawn.double().sigmoid() if gated else 1)
+    share = shared.double() * (drawn.double().sigmoid() if gated else 1)
+    size = routed.double().abs() + share.abs()
     for found in (add_shared(routed, shared, gate), reference.add_shared(routed, shared, gate)):
         assert found.dtype == dtype
-        tolerance = 1e-6 if dtype == torch.float32 else 2**-8
-        torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=1e-6)
+        assert_rounded(found, routed.double() + share, SIGMOID + 2, size)
 
 
 def test_torch_adds_it_where_there_is_no_native_code() -> None:

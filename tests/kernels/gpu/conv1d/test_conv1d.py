@@ -9,6 +9,7 @@ from baton.kernels.conv1d import reference, triton
 from baton.kernels.prefill.chunk_table import ChunkTable
 from baton.kernels.prefill.convolution import plan_conv
 from baton.kernels.prefill.plan import plan_prefill
+from tests.kernels.conv1d.test_conv1d import assert_convolved
 from tests.kernels.mamba2.test_prefill import packs
 from tests.kernels.packing import Packed, pack
 
@@ -45,8 +46,8 @@ def test_equals_the_reference_and_writes_nothing_else(
     bias, expected = drawn_bias if has_bias else None, pools.clone()
     y = triton.conv1d_prefill(x, taps, bias, pools[:, 1], table_of(packed, kernel, chunk_size))
     plan = plan_conv(packed.offsets, packed.starts, packed.slots, packed.checkpoints, kernel, CPU)
-    exact = reference.conv1d_prefill(x, taps, bias, expected[:, 1], plan)
-    torch.testing.assert_close(y, exact, rtol=1e-5, atol=1e-5)
+    before = expected[:, 1].clone()
+    assert_convolved(y, reference.conv1d_prefill(x, taps, bias, expected[:, 1], plan), x, taps, bias, before, packed)
     assert torch.equal(pools, expected)
 
 
@@ -58,7 +59,8 @@ def test_checkpoints_closer_together_than_the_kernel_is_wide(kernel: int) -> Non
     expected = pools.clone()
     y = triton.conv1d_prefill(x, taps, bias, pools[:, 1], table_of(packed, kernel))
     plan = plan_conv(packed.offsets, packed.starts, packed.slots, packed.checkpoints, kernel, CPU)
-    torch.testing.assert_close(y, reference.conv1d_prefill(x, taps, bias, expected[:, 1], plan), rtol=1e-5, atol=1e-5)
+    before = expected[:, 1].clone()
+    assert_convolved(y, reference.conv1d_prefill(x, taps, bias, expected[:, 1], plan), x, taps, bias, before, packed)
     assert torch.equal(pools, expected)
 
 

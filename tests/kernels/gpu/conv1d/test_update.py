@@ -5,6 +5,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from baton.kernels.conv1d import reference, triton_update
+from tests.kernels.conv1d.test_conv1d import assert_convolved
+from tests.kernels.packing import Packed
+from tests.kernels.rounding import SIGMOID, assert_rounded
 
 
 @pytest.mark.parametrize("is_biased", [True, False])
@@ -24,8 +27,10 @@ def test_equals_the_reference_and_writes_nothing_else(
     memory = torch.randn(rows + 2, 3, kernel - 1, channels, generator=g)
     slots, expected = torch.randperm(rows + 2, generator=g)[:rows], memory.clone()
     y = triton_update.conv1d_update(x, taps, bias if is_biased else None, memory[:, 1], slots)
-    exact = reference.conv1d_update(x, taps, bias if is_biased else None, expected[:, 1], slots)
-    torch.testing.assert_close(y, exact, rtol=1e-5, atol=1e-5)
+    before, added = expected[:, 1].clone(), bias if is_biased else None
+    exact = reference.conv1d_update(x, taps, added, expected[:, 1], slots)
+    packed = Packed([*range(rows + 1)], [0] * rows, slots.tolist(), [], rows + 2)
+    assert_convolved(y, exact, x, taps, added, before, packed)
     assert torch.equal(memory, expected)
 
 
@@ -44,4 +49,4 @@ def test_a_row_gets_the_same_alone_and_with_padding_rows_that_share_a_slot() -> 
 def test_far_from_zero_silu_does_not_overflow() -> None:
     x = torch.tensor([[-1e4, -100.0, 100.0, 1e4, torch.nan]])
     y = triton_update.conv1d_update(x, torch.ones(1, 5), None, torch.empty(1, 0, 5), torch.tensor([0]))
-    torch.testing.assert_close(y, torch.nn.functional.silu(x), rtol=1e-6, atol=1e-40, equal_nan=True)
+    assert_rounded(y, torch.nn.functional.silu(x), SIGMOID)

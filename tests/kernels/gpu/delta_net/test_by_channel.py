@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 from baton.kernels.delta_net.rule import delta_update, reference, triton, triton_by_channel, triton_update
 from baton.kernels.prefill.plan import plan_prefill
 from baton.kernels.runtime import triton as gpu
-from tests.kernels.delta_net.rules import BF16, BY_CHANNEL, F32, FALLS, Rule, assert_close, drawn_by_channel, recurrence
+from tests.kernels.delta_net.rules import BF16, F32, FALLS, Rule, assert_close, drawn_by_channel, recurrence
 from tests.kernels.mamba2.test_prefill import packs
 from tests.kernels.packing import Packed, pack
 
@@ -33,8 +33,8 @@ def test_the_scan_equals_the_recurrence_at_every_checkpoint(
 ) -> None:
     rule = drawn_by_channel(packed.tokens, packed.pool_size, seed, 2, size, width, falls)
     o, pool = recurrence(rule, packed)
-    assert_close(scan(rule, packed), o, BY_CHANNEL.atol)
-    assert_close(rule.pool, pool, BY_CHANNEL.atol)
+    assert_close(scan(rule, packed), o, rule)
+    assert_close(rule.pool, pool, rule)
 
 
 def test_every_configuration_scans_the_same() -> None:
@@ -56,8 +56,8 @@ def test_every_configuration_scans_the_same() -> None:
 
         found = rule.over(rule.pool.clone())
         with gpu.chosen(choose):
-            assert_close(scan(found, packed), o, BY_CHANNEL.atol)
-        assert_close(found.pool, pool, BY_CHANNEL.atol)
+            assert_close(scan(found, packed), o, rule)
+        assert_close(found.pool, pool, rule)
 
 
 @few
@@ -68,8 +68,8 @@ def test_an_update_equals_the_reference(falls: list[float], size: int, width: in
     f, e = found, expected
     exact = reference.delta_update(e.q, e.k, e.v, e.g, e.beta, e.pool, *at)
     found_o = triton_update.delta_update(f.q, f.k, f.v, f.g, f.beta, f.pool, *at)
-    assert_close(found_o, exact, BY_CHANNEL.atol)
-    assert_close(f.pool, e.pool, BY_CHANNEL.atol)
+    assert_close(found_o, exact, e)
+    assert_close(f.pool, e.pool, e)
 
 
 def test_computes_wherever_triton_does() -> None:

@@ -13,7 +13,8 @@ from baton.kernels.mamba2.state_update.replay import InputRing
 from baton.kernels.runtime import triton as gpu
 from baton.kernels.state_pool.rounding import round_stochastically
 from tests.kernels.gpu.shapes.mamba2 import SHAPES, MixerShape
-from tests.kernels.mamba2.test_decode import BF16, F32, LAYERS, NORMS, Layout, assert_same_to_rounding, drawn
+from tests.kernels.mamba2.test_decode import BF16, F32, LAYERS, NORMS, Layout, drawn
+from tests.kernels.prefills import assert_same_to_rounding
 
 few = settings(max_examples=8, deadline=None)
 LAYOUTS = st.builds(

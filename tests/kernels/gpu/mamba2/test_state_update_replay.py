@@ -10,7 +10,8 @@ from torch import Tensor
 
 from baton.kernels.mamba2.state_update import reference, replay, triton, triton_replay
 from baton.kernels.mamba2.state_update.replay import InputRing
-from tests.kernels.gpu.mamba2.test_state_update import StepShape
+from tests.kernels.gpu.mamba2.test_state_update import StepShape, assert_close
+from tests.kernels.rounding import assert_within
 
 FORMS = pytest.mark.parametrize(
     ("plain", "ringed"), [(reference, replay), (triton, triton_replay)], ids=["reference", "triton"]
@@ -145,7 +146,7 @@ def test_one_row_gets_the_same_alone(plain: ModuleType, ringed: ModuleType) -> N
             assert torch.equal(found[0], y[row])
         together.positions += 1
     assert torch.equal(together.memory, alone.memory)
-    torch.testing.assert_close(together.ring.B, alone.ring.B, rtol=0, atol=0, equal_nan=True)
+    assert_within(together.ring.B, alone.ring.B, 0.0)
 
 
 def test_padding_rows_share_a_slot_and_a_place_at_position_0() -> None:
@@ -169,12 +170,12 @@ def test_dt_is_computed_from_the_projection() -> None:
     again = drawn(d.s, 4, 4)
     at = again.slots, again.positions, again.ring, again.places, again.starts
     exact = replay.replay_state_update(x, dt, A, B, C, D, again.pool, *at, **limits)
-    torch.testing.assert_close(y, exact, rtol=1e-5, atol=1e-5)
+    assert_close(y, exact, d.s.size)
     d.positions += 1
     again.positions += 1
     d.flush(triton_replay)
     again.flush(replay)
-    torch.testing.assert_close(d.pool, again.pool, rtol=1e-5, atol=1e-5)
+    assert_close(d.pool, again.pool, 1)
 
 
 @pytest.mark.parametrize(("dtype", "window"), [(torch.bfloat16, 8), (torch.float32, 6)])

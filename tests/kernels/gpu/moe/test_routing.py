@@ -4,7 +4,7 @@ from hypothesis import given, settings, strategies as st
 from baton.kernels.moe.routing import RoutingRule, reference, route, triton
 from baton.kernels.runtime import triton as gpu
 from tests.kernels.gpu.shapes.routing import CASES
-from tests.kernels.moe.test_routing import clear_choices, drawn, rules
+from tests.kernels.moe.test_routing import assert_weighs, clear_choices, drawn, rules
 
 F32 = torch.float32
 few = settings(max_examples=25, deadline=None)
@@ -21,7 +21,7 @@ def test_triton_chooses_the_same(seed: int, rows: int, inputs: int, shape: tuple
     expected = reference.route(x, router, added, rule)
     clear = clear_choices(x, router, added, rule)
     assert torch.equal(chosen[clear], expected[0][clear])
-    torch.testing.assert_close(weights[clear], expected[1][clear], rtol=1e-4, atol=1e-6)
+    assert_weighs(weights[clear], expected[1][clear], x, router)
 
 
 def test_the_first_is_chosen_on_a_tie_and_valid_experts_for_nan() -> None:

@@ -6,6 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from baton.kernels.norm.gated import reference, triton
 from baton.kernels.runtime.triton import chosen
+from tests.kernels.rounding import SIGMOID, assert_rounded, norm_terms
 
 
 @pytest.mark.parametrize("norm_before_gate", [True, False, None])
@@ -25,7 +26,7 @@ def test_equals_the_reference(norm_before_gate: bool | None, rows: int, groups: 
     # If norm_before_gate is None, there is no norm.
     arguments = (x, gate, None if norm_before_gate is None else weight, 1e-3, groups, bool(norm_before_gate))
     found = triton.gated_norm(*arguments)
-    torch.testing.assert_close(found, reference.gated_norm(*arguments), rtol=1e-5, atol=1e-6)
+    assert_rounded(found, reference.gated_norm(*arguments), norm_terms(width) + SIGMOID)
     for row in range(rows):
         assert torch.equal(found[row], triton.gated_norm(x[row:][:1], gate[row:][:1], *arguments[2:])[0])
 
@@ -34,13 +35,13 @@ def test_groups_may_share_their_weight() -> None:
     x, gate = torch.randn(2, 5, 3 * 40, generator=torch.Generator().manual_seed(0))
     weight = torch.rand(40, generator=torch.Generator().manual_seed(1))
     found = triton.gated_norm(x, gate, weight, 1e-3, 3, True)
-    torch.testing.assert_close(found, reference.gated_norm(x, gate, weight.repeat(3), 1e-3, 3, True))
+    assert_rounded(found, reference.gated_norm(x, gate, weight.repeat(3), 1e-3, 3, True), norm_terms(40) + SIGMOID)
 
 
 def test_the_gate_may_be_a_sigmoid() -> None:
     x, gate = torch.randn(2, 5, 3 * 40, generator=torch.Generator().manual_seed(0))
     arguments = (x, gate, torch.rand(120, generator=torch.Generator().manual_seed(1)), 1e-3, 3, True, "sigmoid")
-    torch.testing.assert_close(triton.gated_norm(*arguments), reference.gated_norm(*arguments))
+    assert_rounded(triton.gated_norm(*arguments), reference.gated_norm(*arguments), norm_terms(40) + SIGMOID)
 
 
 def test_the_dtype_of_the_result() -> None:
@@ -55,4 +56,4 @@ def test_every_configuration_computes_the_same(width: int) -> None:
     exact = reference.gated_norm(x, gate, weight[0], 1e-5)
     for config in triton.candidates(width):
         with chosen(lambda *_, config=config: config):
-            torch.testing.assert_close(triton.gated_norm(x, gate, weight[0], 1e-5), exact, rtol=1e-5, atol=1e-6)
+            assert_rounded(triton.gated_norm(x, gate, weight[0], 1e-5), exact, norm_terms(width) + SIGMOID)

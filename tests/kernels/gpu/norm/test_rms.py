@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from baton.kernels.norm.rms import reference, triton
+from tests.kernels.rounding import assert_rounded, norm_terms
 
 
 @pytest.mark.parametrize("is_added", [True, False])
@@ -16,6 +17,8 @@ def test_equals_the_reference(is_added: bool, rows: int, hidden: int, seed: int)
     weight, before = torch.randn(hidden, generator=generator), residual.clone()
     arguments = (residual, x if is_added else None, weight, 1e-3, 0.5, float(seed % 2))
     found, expected = triton.add_rms_norm(*arguments), reference.add_rms_norm(*arguments)
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
+    size = residual.abs() + x.abs()
+    assert_rounded(found[0], expected[0], 2, size)
+    exact = reference.add_rms_norm(found[0], None, weight, 1e-3, offset=float(seed % 2))[1]
+    assert_rounded(found[1], exact, norm_terms(hidden))
     assert torch.equal(residual, before)
