@@ -103,7 +103,8 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
     peering = None
     if config.peer or config.peer_listen is not None:
         try:
-            peering = Peering(config, name_states(config, model, path), sizes, tiers.host, served)
+            names = name_states(config, model, path), dtype_name(config, path)
+            peering = Peering(config, *names, sizes, tiers.host, served)
         except OSError as error:
             raise StartError(f"cannot listen for peers on {config.peer_listen}: {error.strerror or error}") from error
     return LoadedModel(
@@ -272,9 +273,18 @@ def name_states(config: Config, model: Model, path: Path) -> str:
     It includes the dtype of the weights, because a float32 state may have been computed with bfloat16 weights, and what
     is quantized, which differs between versions of Baton.
     """
-    dtype = DTYPES[config.dtype] or checkpoint_dtype(path, read_config(path))
     quantized = config.quantize if config.quantize == "none" else f"{config.quantize} {QUANTIZED}"
-    return fingerprint(path, model.state_specs(), model.kv_specs(), dtype, quantized)
+    return fingerprint(path, model.state_specs(), model.kv_specs(), weight_dtype(config, path), quantized)
+
+
+def weight_dtype(config: Config, path: Path) -> torch.dtype:
+    """Return the dtype of the weights: --dtype, or that of the files."""
+    return DTYPES[config.dtype] or checkpoint_dtype(path, read_config(path))
+
+
+def dtype_name(config: Config, path: Path) -> str:
+    """Return the name of the weights' dtype, as in --dtype."""
+    return str(weight_dtype(config, path)).removeprefix("torch.")
 
 
 def notes(sizes: PoolSizes, batch: BatchLimits) -> list[str]:

@@ -18,6 +18,7 @@ class Account:
     node: Node[Lease]  # the deepest node that the grant has reached; pinned until the account closes
     epoch: int  # the tree's epoch at opening; if the tree's epoch differs now, a flush has removed `node` from the tree
     pages: list[int]  # the grant's page table: page numbers, in order of position
+    shared: int  # how many leading pages of the table the tree had when the grant was opened
     loan_node: Node[Lease] | None = None  # the node whose state is lent
     loan: Loan | None = None
     copy_source: int | None = None  # the shared page that forward copies before the grant writes to it

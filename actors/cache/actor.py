@@ -178,7 +178,7 @@ class Cache:
             self.send("scheduler", Refused(acquire.grant, "too_large", text))
             return None
         match = self.tree.match(acquire.salt, acquire.tokens, acquire.limit)
-        below = self.tiers.copy_for(parked, match.node)
+        below = self.tiers.copy_for(parked, match)
         if below is not None and not self.tiers.is_ready(below):
             return Wait.COPY
         if self.together.waits(parked, below.end if below is not None else match.node.end):
@@ -194,8 +194,9 @@ class Cache:
             return Wait.ALLOCATION
         # No other grant can free a slot or pages, so only the matched path is in the way: its nodes are pinned while
         # the grant is attempted. Retry with a match at the root, so that they can be evicted; then without the copy.
-        root = Match(self.tree.match(acquire.salt, b"", 0).node, match.tokens, "evicted")
-        granted = root.node is not match.node and (
+        top = self.tree.match(acquire.salt, b"", 0).node
+        root = Match(top, match.tokens, top, "evicted")
+        granted = top is not match.node and (
             (below is not None and self._grant(parked, root, below, need)) or self._grant(parked, root, None, need)
         )
         return None if granted else Wait.ALLOCATION
@@ -203,11 +204,11 @@ class Cache:
     def _grant(self, parked: Parked, match: Match[Lease], below: LowerCopy | None, need: int) -> bool:
         """Grant a slot and `need` pages, including the match's whole pages; return False if slot or pages are missing.
 
-        below: the copy to fill the slot from; None: use the state that was matched in the tree
+        below: the copy to fill the slot from; it shares known pages after the match too. None: use the matched state
         """
         acquire, node = parked.acquire, match.node
-        table = self.tree.page_table(node)
-        whole = node.end // self.pages.size if table else 0
+        table = self.tree.page_table(node) if below is None else self.tree.whole_pages(match, below.end)
+        whole = len(table) if below is not None else node.end // self.pages.size if table else 0
         if below is not None and self.tiers.first_page(below) > whole:
             return False  # the copy has no KV of some pages that the path has lost
         # If the match ends inside a page, the grant needs its own copy of the page. A copy from below the pool has one.
@@ -223,7 +224,7 @@ class Cache:
             self.tree.unpin(node)
             return False
         state, moved, fresh = found
-        account = Account(acquire, node, self.tree.epoch, table[:whole] + fresh)
+        account = Account(acquire, node, self.tree.epoch, table[:whole] + fresh, whole)
         account.copy_source = copy_source
         account.named = moved and self.tiers.take_name(acquire.session, node)
         if below is not None:
@@ -251,7 +252,6 @@ class Cache:
         length, known = count(acquire.tokens), max(match.tokens, position)
         self.counters["prefix_cache_queries"] += length
         self.counters["prefix_cache_hits"] += position
-        whole = account.node.end // self.pages.size
         origin = account.origin(moved, parked.origin)
         missed = parked.miss_reason or match.miss_reason if account.fill is None else ""
         self.counters[f"granted_from:{origin}"] += 1
@@ -266,11 +266,11 @@ class Cache:
                 moved,
                 account.loan,
                 list(account.pages),
-                None if account.copy_source is None else PageCopy(account.copy_source, account.pages[whole]),
+                None if account.copy_source is None else PageCopy(account.copy_source, account.pages[account.shared]),
                 known if match.parts and position < known <= acquire.limit else None,
                 None
                 if account.fill is None
-                else Fill(self.tiers.key(account.fill), whole, self.pages.cover(account.fill.end)),
+                else Fill(self.tiers.key(account.fill), account.shared, self.pages.cover(account.fill.end)),
             ),
         )
 

@@ -61,6 +61,7 @@ class Match(Generic[S]):
 
     node: Node[S]  # the node of the deepest usable state, or the root if there is none
     tokens: int  # how many leading tokens the tree knows
+    last: Node[S]  # the node that the last known token is in; the root if no token is known
     miss_reason: MissReason
     """Why no deeper state can be used; empty if the state of `node` is at the last known token or at the limit:
 
@@ -95,12 +96,13 @@ class RadixTree(Generic[S]):
 
     def match(self, salt: str, tokens: Tokens, limit: int) -> Match[S]:
         """Find the deepest state at or before `limit` on the path of `tokens`, and how many of them the tree knows."""
-        node = best = self._root(salt)
+        node = best = last = self._root(salt)
         known = 0
         miss_reason: MissReason = ""
         lost: Node[S] | None = None
         while child := node.children.get(cut(tokens, known, known + 1)):
             known += common_prefix(child.tokens, cut(tokens, known, known + count(child.tokens)))
+            last = child
             if child.state is not None and child.end <= min(known, limit):
                 best, miss_reason, lost = child, "", None
             else:
@@ -110,7 +112,7 @@ class RadixTree(Generic[S]):
                 break
             node = child
         parts = known < count(tokens) and (known > node.end or bool(node.children))
-        return Match(best, known, miss_reason if best.end < min(known, limit) else "", lost, parts)
+        return Match(best, known, last, miss_reason if best.end < min(known, limit) else "", lost, parts)
 
     def deepest(self, salt: str, tokens: Tokens, limit: int) -> Node[S] | None:
         """Return the node of the deepest state at or before `limit` on the path of `tokens`; None if there is none."""
@@ -128,6 +130,10 @@ class RadixTree(Generic[S]):
                 del table[step.start // self.pages.size :]
                 table += step.pages
         return table
+
+    def whole_pages(self, match: Match[S], end: int) -> list[int]:
+        """Return the full pages of the known tokens before `end`. Nodes keep their pages when their states leave."""
+        return self.page_table(match.last)[: min(match.tokens, end) // self.pages.size]
 
     def insert(self, node: Node[S], tokens: Tokens, table: list[int]) -> Node[S]:
         """Return the node at the end of `tokens`, which continue from `node`; add nodes where that path is missing.

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from baton.actors.actor import Send
 from baton.actors.cache.eviction import EvictionPolicy
-from baton.actors.cache.radix import LowerCopy, Node, RadixTree
+from baton.actors.cache.radix import LowerCopy, Match, Node, RadixTree
 from baton.actors.cache.waiting import Parked
 from baton.actors.lease import Lease, Ledger
 from baton.actors.messages import Flushed, Kept, Message, Name, Speeds, Suspend, Suspended, Unname
@@ -74,7 +74,7 @@ class Tiers(Protocol):
 
     # Up
 
-    def copy_for(self, parked: Parked, match: Node[Lease]) -> LowerCopy | None:
+    def copy_for(self, parked: Parked, match: Match[Lease]) -> LowerCopy | None:
         """Return a copy deeper than the match to resume from, or None; lend it to `parked`, and begin to load it."""
 
     def waits_for_peer(self, parked: Parked, match: Node[Lease], copy: LowerCopy | None) -> bool:
@@ -172,7 +172,7 @@ class NoTiers:
     def finish_flush(self, ticket: int) -> None:
         self._send("api", Flushed(ticket))
 
-    def copy_for(self, parked: Parked, match: Node[Lease]) -> LowerCopy | None:
+    def copy_for(self, parked: Parked, match: Match[Lease]) -> LowerCopy | None:
         return None
 
     def waits_for_peer(self, parked: Parked, match: Node[Lease], copy: LowerCopy | None) -> bool:

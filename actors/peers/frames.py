@@ -34,6 +34,9 @@ class Hello(Struct, frozen=True, tag=True, array_like=True):
     boot: str  # random, new at each start of the engine
     role: Role  # what the engine prefers to do
     model: str  # fingerprint of the weights, their dtype and the layout of states
+    dtype: str  # of the weights
+    state_dtype: str
+    quantize: str  # what the projection weights are quantized to
     page_size: int  # tokens of a page; 0 without attention
     state_bytes: int
     page_bytes: int
@@ -41,7 +44,16 @@ class Hello(Struct, frozen=True, tag=True, array_like=True):
     token: bytes = b""  # from the listening side: names the link when the mover's connections are opened
 
 
-MUST_AGREE = ("version", "model", "page_size", "state_bytes", "page_bytes", "mover")
+MUST_AGREE = (
+    "version", "dtype", "state_dtype", "quantize", "page_size", "model", "state_bytes", "page_bytes", "mover"
+)  # fmt: skip
+"""In the order in which a difference is named: what is also a part of the fingerprint comes before it."""
+
+
+class AnyHello(Struct, frozen=True, tag="Hello", array_like=True):
+    """The part of a Hello that is the same in every version. Engines of another version may send other fields."""
+
+    version: int
 
 
 class Beat(Struct, frozen=True, tag=True, array_like=True):
@@ -144,6 +156,7 @@ Frame: TypeAlias = (
 )
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Frame)
+_ANY_HELLO = msgspec.msgpack.Decoder(AnyHello)
 
 
 def encode(frame: Frame) -> bytes:
@@ -154,6 +167,11 @@ def decode(data: bytes) -> Frame:
     """Decode a frame. Raises msgspec.DecodeError or msgspec.ValidationError if it is none."""
     frame: Frame = _DECODER.decode(data)
     return frame
+
+
+def version_of(hello: bytes) -> int:
+    """Return the version of an encoded Hello of any version. Raises as `decode` does."""
+    return _ANY_HELLO.decode(hello).version
 
 
 def disagreement(ours: Hello, theirs: Hello) -> str:

@@ -14,7 +14,7 @@ import structlog
 from baton.actors.peers import channel as channels
 from baton.actors.peers.channel import Channel, ChannelError, Open
 from baton.actors.peers.engines import PeerEngines
-from baton.actors.peers.frames import Frame, Hello, decode, disagreement, encode
+from baton.actors.peers.frames import VERSION, Frame, Hello, decode, disagreement, encode, version_of
 from baton.actors.peers.link import Link, ProtocolError
 from baton.actors.peers.mover import Mover, Pulled
 
@@ -160,7 +160,10 @@ class PeerNode:
     async def _their_hello(self, channel: Channel) -> Hello:
         """Receive the peer's Hello. Raises PeerRefused if the engines differ, ChannelError if it is no Hello."""
         async with asyncio.timeout(channels.HANDSHAKE_SECONDS):
-            frame = _decoded(await channel.receive())
+            data = await channel.receive()
+        if (version := _version_of(data)) != VERSION:
+            raise PeerRefused(f"version is {VERSION} here and {version} at the peer")
+        frame = _decoded(data)
         if not isinstance(frame, Hello):
             raise ChannelError(f"a {type(frame).__name__} where a Hello was expected")
         if difference := disagreement(self._engines.hello, frame):
@@ -224,3 +227,10 @@ def _decoded(data: bytes) -> Frame:
         return decode(data)
     except msgspec.DecodeError as error:
         raise ChannelError(f"no frame: {error}") from error
+
+
+def _version_of(data: bytes) -> int:
+    try:
+        return version_of(data)
+    except msgspec.DecodeError as error:
+        raise ChannelError(f"no Hello: {error}") from error

@@ -56,23 +56,27 @@ class Peering:
         self,
         config: Config,
         model: str,
+        dtype: str,
         sizes: PoolSizes,
         host: HostStates,
         served: ServedModel,
     ) -> None:
-        """model: fingerprint of the weights and of the layout of states.
+        """model: fingerprint of the weights and of the layout of states. dtype: of the weights.
 
         Raises ConfigError for invalid options, and OSError if the address of --peer-listen cannot be had.
         """
         self._config, self._host, self._served, self._key = config, host, served, read_key(config)
         self._make_carrier = carriers(config, host)
         self._listening = channels.listen(config.peer_listen) if config.peer_listen is not None else None
-        self._hello = Hello(
+        self.hello = Hello(
             VERSION,
             config.engine_name or f"{config.host}:{config.port}",
             secrets.token_hex(8),
             config.role,
             model,
+            dtype,
+            config.state_dtype,
+            config.quantize,
             sizes.page_size if sizes.pages else 0,
             sizes.slot_bytes,
             sizes.page_bytes if sizes.pages else 0,
@@ -83,7 +87,7 @@ class Peering:
         """Make the links for a server's ring."""
         self._gateway = gateway
         requests = PeerRequests(gateway, self._served.vocab_size, self._served.max_model_len)
-        self._engines = PeerEngines(self._hello, self._host, requests, self._load, self._trace_of)
+        self._engines = PeerEngines(self.hello, self._host, requests, self._load, self._trace_of)
         requests.computed = self._engines.computed
         return self._engines
 

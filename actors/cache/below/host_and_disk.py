@@ -14,7 +14,7 @@ from baton.actors.cache.below.names import Names
 from baton.actors.cache.below.ranking import Ranking
 from baton.actors.cache.below.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.eviction import EvictionPolicy
-from baton.actors.cache.radix import Node, RadixTree, root_of, tokens_to
+from baton.actors.cache.radix import Match, Node, RadixTree, root_of, tokens_to
 from baton.actors.cache.waiting import Parked
 from baton.actors.lease import Lease, Ledger, Place
 from baton.actors.messages import (
@@ -263,15 +263,16 @@ class HostAndDisk:
 
     # Up
 
-    def copy_for(self, parked: Parked, match: Node[Lease]) -> Node[StateCopy] | None:
-        return self._arrivals.copy_for(parked, match.end, self._whole_pages(match))
+    def copy_for(self, parked: Parked, match: Match[Lease]) -> Node[StateCopy] | None:
+        pages = len(self._tree.whole_pages(match, parked.acquire.limit))
+        return self._arrivals.copy_for(parked, match.node.end, pages)
 
     def waits_for_peer(self, parked: Parked, match: Node[Lease], copy: Node[StateCopy] | None) -> bool:
         position = copy.end if copy is not None else match.end
         return self.imports.waits(parked, position, self._whole_pages(match))
 
     def _whole_pages(self, node: Node[Lease]) -> int:
-        """Return how many leading pages of KV a grant gets that resumes from this node of the pool's tree."""
+        """Return how many leading pages of KV a grant gets that resumes from this node's state in the pool."""
         return node.end // self._pages.size if self._tree.page_table(node) else 0
 
     def release(self, parked: Parked) -> None:

@@ -158,7 +158,7 @@ def test_a_named_state_leaves_for_host_memory_and_comes_back() -> None:
     assert bench.of(Kept)[-1] == Kept("s1", "host", 5) and bench.counted["demotions_host"] == 1
     granted = bench.granted(bench.ask([1, 1, 1, 1, 1, 9], session="s1"))
     assert (granted.hit.cached_tokens, granted.hit.origin, granted.loan, granted.moved) == (5, "host", None, False)
-    assert granted.fill == Fill(export.key, 0, 2)
+    assert granted.fill == Fill(export.key, 1, 2), "the first page is still in the tree"
     assert granted.page_copy is None and bench.counted["resumed_from_host"] == 1
     bench.receive(Copied(granted.grant))
     bench.receive(SaveFromReq(granted.grant, "s1", granted.state, 6, pack([9])))

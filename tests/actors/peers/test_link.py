@@ -7,6 +7,7 @@ from unittest import mock
 import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
+from msgspec.structs import replace
 
 from baton.actors.peers.frames import (
     VERSION,
@@ -17,6 +18,8 @@ from baton.actors.peers.frames import (
     Fetch,
     Frame,
     Gone,
+    Hand,
+    Handed,
     Hello,
     Released,
     Rows,
@@ -30,7 +33,7 @@ from baton.actors.storage.peers import StateQuery
 from baton.actors.tokens import Tokens, pack
 from tests.simulation.mutations_of_peers import landing_buffer_reused_before_the_fence
 
-HELLO = Hello(VERSION, "peer", "boot", "both", "model", 16, 100, 10, "sockets")
+HELLO = Hello(VERSION, "peer", "boot", "both", "model", "float32", "bfloat16", "none", 16, 100, 10, "sockets")
 TOKENS = pack(range(40))
 ASKED = StateQuery("", TOKENS, 0, 0, 1.0, 0, 7)
 
@@ -94,6 +97,12 @@ class Bench:
 
     def unlend(self, loan: int) -> None:
         self.calls.append(("unlend", loan))
+
+    def take_over(self, link: Link, frame: Hand) -> None:
+        self.calls.append(("take over", frame.ticket, frame.log, frame.position))
+
+    def handed(self, ticket: int, error: str) -> None:
+        self.calls.append(("handed", ticket, error))
 
 
 @pytest.fixture
@@ -201,10 +210,45 @@ def test_the_end_of_the_link_ends_every_loan_once(bench: Bench) -> None:
     assert bench.calls == [("withdraw", 3), ("unlend", 1003), ("stop", 1004)]
 
 
+@pytest.mark.parametrize("error", ["", "it exists already"])
+def test_a_session_that_was_handed_over_is_answered_once(bench: Bench, error: str) -> None:
+    bench.link.hand(6, b"log", 32)
+    assert bench.take() == [Hand(6, b"log", 32)] and not bench.calls
+    bench.link.receive(Handed(6, error))
+    assert bench.calls == [("handed", 6, error)]
+    with pytest.raises(ProtocolError, match="ticket 6, which was not handed over"):
+        bench.link.receive(Handed(6, error))
+    bench.link.end("cut")
+    assert bench.calls == [("handed", 6, error)]
+
+
+def test_a_session_on_its_way_fails_once_when_the_link_ends(bench: Bench) -> None:
+    """This engine keeps the session: the peer may have it too, and has not said so."""
+    bench.link.hand(6, b"log", 32)
+    bench.link.hand(7, b"another", 0)
+    bench.link.receive(Handed(7, ""))
+    bench.link.end("cut")
+    bench.link.end("cut")
+    assert bench.calls == [("handed", 7, ""), ("handed", 6, "cut")]
+
+
+def test_a_peer_s_session_is_taken_over_and_answered(bench: Bench) -> None:
+    """The peer's tickets are its own: both sides may hand sessions over under the same number."""
+    bench.link.hand(6, b"log", 32)
+    bench.link.receive(Hand(6, b"another", 16))
+    assert bench.calls == [("take over", 6, b"another", 16)]
+    bench.take()
+    bench.link.taken_over(6, "the engine is not ready")
+    assert bench.take() == [Handed(6, "the engine is not ready")]
+    bench.link.receive(Handed(6, ""))
+    assert bench.calls[1:] == [("handed", 6, "")]
+
+
 @pytest.mark.parametrize(
     "frame",
     [
         Released(1),
+        Handed(1, ""),
         Rows(1, 41, 0, b""),
         Rows(1, 0, 0, b""),
         Rows(1, 39, 0, b""),
@@ -233,15 +277,30 @@ def test_a_silent_peer_is_dead_after_two_seconds(bench: Bench) -> None:
 
 
 def test_engines_that_differ_are_refused_by_name_with_both_values() -> None:
-    other = Hello(VERSION, "other", "boot 2", "decode", "model", 32, 100, 10, "sockets")
-    assert disagreement(HELLO, other) == "page_size is 16 here and 32 at the peer"
-    assert disagreement(HELLO, HELLO) == ""
+    names = {"engine": "other", "boot": "boot 2", "role": "decode", "token": b"token"}
+    assert disagreement(HELLO, replace(HELLO, **names)) == ""
+    differences: dict[str, object] = {
+        "version": VERSION + 1, "dtype": "bfloat16", "state_dtype": "float32", "quantize": "int8", "page_size": 32,
+        "model": "another", "state_bytes": 50, "page_bytes": 5, "mover": "nixl",
+    }  # fmt: skip
+    assert names.keys() | differences.keys() == set(Hello.__struct_fields__)
+    for name, value in differences.items():
+        here, there = getattr(HELLO, name), value
+        assert (
+            disagreement(HELLO, replace(HELLO, **names, **{name: value}))
+            == f"{name} is {here} here and {there} at the peer"
+        )
+    # A fingerprint says nothing to people: what differs with it is named first.
+    both = replace(HELLO, model="another", state_dtype="float32", state_bytes=50)
+    assert disagreement(HELLO, both) == "state_dtype is bfloat16 here and float32 at the peer"
 
 
 def test_every_frame_survives_the_wire() -> None:
     for frame in (HELLO, Beat(), Compute(1, "s", TOKENS, 2, 3, 4, "t"), Fetch(1, "", TOKENS, 1, 0), Rows(1, 2, 0, b"")):
         assert decode(encode(frame)) == frame
-    for frame in (Declined(1, "no"), Taken(1), Released(1), Gone(1, "why"), CancelTicket(1)):
+    for frame in (Declined(1, "no"), Taken(1), Released(1), Gone(1, "why"), CancelTicket(1), Hand(1, b"log", 2)):
+        assert decode(encode(frame)) == frame
+    for frame in (Handed(1, ""), Handed(2, "it exists already")):
         assert decode(encode(frame)) == frame
 
 
@@ -255,7 +314,8 @@ def test_no_sequence_of_frames_does_more_than_end_the_connection(data: st.DataOb
         str: st.sampled_from(["", "a"]),
         bytes: st.sampled_from([b"", TOKENS[:7], TOKENS[:8], TOKENS]),
     }
-    kinds = (Rows, Declined, Taken, Released, Gone, CancelTicket, Compute, Fetch, Beat)
+    kinds = (Rows, Declined, Taken, Released, Gone, CancelTicket, Compute, Fetch, Beat, Hand, Handed)
+    bench.link.hand(1, b"log", 8)
     for ticket in range(2):
         bench.link.ask(ticket, ASKED, "")
     for _ in range(data.draw(st.integers(1, 12))):
@@ -272,3 +332,4 @@ def test_no_sequence_of_frames_does_more_than_end_the_connection(data: st.DataOb
     if bench.fenced is not None:
         bench.fenced()
     assert not bench.link.imports and not bench.link.loans
+    assert [call[:2] for call in bench.calls].count(("handed", 1)) == 1

@@ -41,7 +41,7 @@ class NoMover:
 
 
 def node(name: str, key: bytes = KEY) -> tuple[PeerEngines, PeerNode]:
-    hello = Hello(VERSION, name, f"boot of {name}", "both", "model", 16, 100, 10, "none")
+    hello = Hello(VERSION, name, f"boot of {name}", "both", "model", "float32", "float32", "none", 16, 100, 10, "none")
     engines = PeerEngines(hello, {}, NoComputing(), Beat)  # type: ignore[arg-type]
     return engines, PeerNode(engines, lambda reads, serves, pulled: NoMover(reads, serves), key)  # type: ignore[arg-type]
 
@@ -148,5 +148,41 @@ def test_a_peer_that_opens_half_of_its_connections_holds_none(tmp_path: Path, mo
         assert not engines.links and not task.done()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("hello", [["Hello", 1, "old", "boot"], ["Hello", VERSION + 1, *range(20)]])
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_peer_of_another_version_is_refused_by_its_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], hello: list[object], listens: bool
+) -> None:
+    """Its Hello may have fewer or more fields. Either side may be the older one."""
+
+    async def run() -> None:
+        address = f"unix:{tmp_path}/link"
+        engines, ours = node("ours")
+        if listens:
+            task = asyncio.ensure_future(ours.serve(listen(address)))
+            main = await channels.connect(address, KEY, "link")
+        else:
+            sock = listen(address)
+            task = asyncio.ensure_future(ours.keep_connected(address))
+            main = channels.Channel((await asyncio.get_running_loop().sock_accept(sock))[0])
+            await channels.accept(main, KEY)
+        await main.send(msgspec.msgpack.encode(hello))
+        await until(lambda: f"version is {VERSION} here and {hello[1]} at the peer" in output())
+        main.close()
+        assert not engines.links
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if not listens:
+            sock.close()
+
+    shown: list[str] = []
+
+    def output() -> str:
+        shown.append(capsys.readouterr().out)
+        return "".join(shown)
 
     asyncio.run(run())
