@@ -16,7 +16,7 @@ FOUND_BY = {
     "loans_outlive_the_connection": 0,
     "ticket_of_an_old_connection_accepted": 28,
     "released_for_a_loan_that_had_ended": 132,
-    "partial_copy_used_without_the_pages_above": 1220,
+    "partial_copy_used_without_the_pages_above": 1573,
     "acquire_not_woken_when_the_link_ends": 0,
     "loan_to_a_peer_ended_twice": 0,
     "engines_wait_in_a_circle": 58,
