@@ -28,6 +28,7 @@ def gamma(terms: int, dtype: torch.dtype = torch.float32) -> float:
     The error of a sum of n products is at most γ_n·Σ|a|·|b|, and the relative error of a product of n rounded factors
     is at most γ_n (Higham, Accuracy and Stability of Numerical Algorithms, second edition, 2002, section 3.1).
     """
+    assert 0 <= terms * unit(dtype) < 0.5, f"no digit is certain after {terms} roundings to {dtype}"
     return terms * unit(dtype) / (1 - terms * unit(dtype))
 
 
@@ -52,12 +53,12 @@ def lost_exponent(g: Tensor, chunk_size: int) -> float:
     """Return the magnitude of sums that cancel in the decays e^(γ_i − γ_j), where γ is the running sum of g in a chunk.
 
     A decay's relative error is that of γ, of which no more than the chunk's g before a token can cancel. Multiplied by
-    the token's own decay e^g, since the error of a decay that vanishes does not count.
+    the token's own decay e^g, since the error of a decay that vanishes does not count. Adding 0 rounds nothing.
     g: log decays, at most 0, of tokens in the first dimension.
     """
     sums = torch.cat([torch.zeros_like(g[:1]), g.double()]).cumsum(0)
     first = (torch.arange(len(g)) - chunk_size).clamp(min=0)
-    return float(((sums[first] - sums[:-1]) * g.exp()).max())
+    return float(((sums[first] - sums[:-1]) * g.exp() * (g != 0)).max())
 
 
 def attention_error(query: Tensor, keys: Tensor, values: Tensor, scale: float, tokens: int) -> float:
