@@ -35,7 +35,7 @@ class Talks:
         await self._engines[at].post("/v1/sessions", {"id": session})
 
     async def turn(self, at: str, session: str, ids: list[int], **sampling: Any) -> None:
-        body = {"input_ids": ids, "temperature": 0, "max_tokens": 12, "ignore_eos": True, "seed": 7, **sampling}
+        body = {"input_ids": ids, "temperature": 1, "max_tokens": 12, "ignore_eos": True, "seed": 7, **sampling}
         answer = await self._engines[at].post(f"/v1/sessions/{session}/turns", body)
         assert answer["lost"] != "peer", answer
         self.outputs.append(answer["output_ids"])
@@ -71,7 +71,7 @@ async def talk(talks: Talks) -> None:
     await talks.create("here", "s")
     await talks.turn("here", "s", first)
     await talks.use("other prefill")
-    await talks.turn("here", "s", prompt("second", 100), temperature=1.0)
+    await talks.turn("here", "s", prompt("second", 100), temperature=0.0)
     await talks.fork("here", "s", "fork")
     await talks.use("prefill")
     for session in ("s", "fork"):
@@ -84,7 +84,7 @@ async def talk(talks: Talks) -> None:
     await talks.move("here", "fork", "prefill")
     await talks.turn("prefill", "fork", prompt("moved", 90))
     await talks.move("prefill", "fork", "there")
-    await talks.turn("there", "fork", prompt("moved again", 20), temperature=1.0)
+    await talks.turn("there", "fork", prompt("moved again", 20), temperature=0.0)
     await talks.fork("there", "fork", "last")
     await talks.turn("there", "last", prompt("last", 90))
 
@@ -116,7 +116,7 @@ async def test_every_state_strategy_on_either_side(family: str, tmp_path: Path) 
     async def branches(one: LiveEngine, name: str) -> list[list[int]]:
         ids, outputs = prompt(name), list[list[int]]()
         for more in ([], prompt("more", 90), prompt("branch", 90)):
-            answer = await one.generate(ids + more)
+            answer = await one.generate(ids + more, **SEEDED)  # greedily the small hybrid repeats one token
             assert answer["meta_info"]["lost"] != "peer", (name, answer)
             outputs.append(answer["output_ids"])
         return outputs
