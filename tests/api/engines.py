@@ -31,7 +31,7 @@ from baton.api.peering.links import Peering
 from baton.api.server import Server
 from baton.api.sessions.store import SESSIONS
 from baton.api.telemetry.metrics import Metrics
-from baton.api.wiring import build_lower_tiers, build_relay, size
+from baton.api.wiring import build_lower_tiers, build_relay, cpu_arena, size
 from baton.models.batch import Model
 from baton.models.loading.checkpoint import random_model
 from baton.models.text.detokenizer import Detokenizer
@@ -137,7 +137,8 @@ async def engine(
         options |= {"peer_listen": socket_of(folder, name), "peer": tuple(socket_of(folder, peer) for peer in peers)}
     values = {"engine_name": name, "role": role, "memory": 1 << 24, "host_memory": 1 << 24, "max_running": 8, **options}
     config = Config(device="cpu", max_model_len=LENGTH, **values)
-    batch, stream, host, text = batch_limits(config, False, 0), CpuStream(), HostStates(), ByteText()
+    batch, stream, text = batch_limits(config, False, 0), CpuStream(), ByteText()
+    host = HostStates(cpu_arena(config, model))
     sizes = size(config, batch, model, LENGTH, stream, host)
     pools = allocate_pools(model, sizes.slots, sizes.pages, sizes.page_size, CPU, stream)
     tiers = build_lower_tiers(config, model, sizes, Path(), host)
