@@ -1,5 +1,5 @@
-// Delta net layers between their input and output projections, for one token of each row, as reference.py defines them,
-// with one pass over the states.
+// Delta net layers between their input and output projections, for the tokens of decoding rows, as reference.py defines
+// them, with one pass over the states.
 // A gated delta net has one decay per head, Kimi Delta Attention one per channel of the keys. With D the diagonal
 // matrix of the decays:
 //   fed = beta·(v − S·(D·k)), where S·(D·k) is the value that the decayed state has stored for k
@@ -12,6 +12,7 @@
 
 #include "conv1d/update.h"
 #include "delta_net/rule/unit.h"
+#include "drafts/feed.h"
 #include "runtime/cpp/numbers.h"
 #include "runtime/cpp/parallel.h"
 #include "runtime/cpu_graph/call.h"
@@ -46,8 +47,7 @@ template <class T> struct Rows {
 };
 
 template <class T> struct Projections {
-    Rows<T> inputs;  // q and k [key_heads, size], v [heads, width]
-    Rows<T> betas;  // [heads]
+    Rows<T> inputs;  // q and k [key_heads, size], v [heads, width], beta [heads]
     Rows<T> forget;  // [heads], or [heads, size] with a decay per channel
     Rows<T> gate;  // [heads, width]
 };
@@ -58,6 +58,7 @@ struct ByHead {
     float decay = 0.0f;
 
     static constexpr int64_t BUFFERS = 0;
+    static int64_t count(int64_t) { return 1; }  // Decays of a head.
 
     const float *queries() const { return q; }
     const float *keys() const { return k; }
@@ -78,6 +79,7 @@ struct ByChannel {
     const float *decay = nullptr, *decayed_k = nullptr, *decayed_q = nullptr;
 
     static constexpr int64_t BUFFERS = 3;
+    static int64_t count(int64_t size) { return size; }
 
     const float *queries() const { return decayed_q; }
     const float *keys() const { return decayed_k; }
@@ -102,52 +104,70 @@ struct ByChannel {
     static float beta(float b) { return sigmoid(b); }
 };
 
-// The inputs of one head's state update other than its value and decay.
-struct Step {
+// The inputs of one head for one token. x [width] is replaced by the output.
+template <class Decay> struct Token {
+    float *x;
     const float *k;
+    Decay decay;
     float kq, beta;  // kq: k·q
-    uint32_t place;  // The hash of place + an element's index gives its random bits for stochastic rounding.
+    uint32_t place;  // The hash of this plus an element's index in the head seeds its stochastic rounding.
 };
 
-// Advance one head: state [width, size] ← state·D + beta·(x − state·D·k)⊗k; x [width] ← state·q.
-// SIZE: `size` if known at compile time, else 0.
+// Advance one row of a state, at [size] ← at·D + beta·(x − at·D·k)·k, and return at·q.
 template <int SIZE, class S, class Decay>
-void update(S *state, float *x, const Decay &decay, const Step &step, int64_t width, int64_t any_size) {
+__attribute__((always_inline)) inline float advance(S *at, const Token<Decay> &token, float x, uint32_t place,
+                                                    words lanes, int64_t any_size) {
     const int64_t size = SIZE ? SIZE : any_size, whole = size / LANES * LANES;
-    const float *const k = step.k, *const keys = decay.keys(), *const queries = decay.queries();
-    uint32_t place = step.place;
+    const Decay &decay = token.decay;
+    const float *const k = token.k, *const keys = decay.keys(), *const queries = decay.queries();
+    floats with_k{}, with_q{};
+#pragma GCC unroll 8
+    for (int64_t n = 0; n < whole; n += LANES) {
+        __builtin_prefetch(at + n + AHEAD / sizeof(S), 0, SECOND_CACHE);
+        const floats h = load(at + n);
+        with_k += h * load(keys + n);
+        with_q += h * load(queries + n);
+    }
+    float recalled = sum(with_k), read = sum(with_q);
+    for (int64_t n = whole; n < size; n++) {
+        recalled += to_float(at[n]) * keys[n];
+        read += to_float(at[n]) * queries[n];
+    }
+    const float fed = token.beta * (x - decay.decayed(recalled));
+#pragma GCC unroll 8
+    for (int64_t n = 0; n < whole; n += LANES)
+        keep(at + n, load(at + n) * decay.lanes_at(n) + load(k + n) * fed, lanes + (place + static_cast<uint32_t>(n)));
+    for (int64_t n = whole; n < size; n++)
+        keep(at + n, to_float(at[n]) * decay.at(n) + k[n] * fed, place + static_cast<uint32_t>(n));
+    return decay.decayed(read) + fed * token.kq;
+}
+
+// Advance one head [width, size] by `count` tokens. After `stored` tokens the state stays as it is, and further tokens
+// continue on a copy, `draft` [size], row by row. SIZE: `size` if known at compile time, else 0.
+template <int SIZE, class S, class Decay>
+void update(S *state, S *draft, const Token<Decay> *tokens, int64_t stored, int64_t count, int64_t width,
+            int64_t any_size) {
+    const int64_t size = SIZE ? SIZE : any_size;
     words lanes;
     for (int lane = 0; lane < LANES; lane++) lanes[lane] = lane;
-    for (int64_t p = 0; p < width; p++, state += size, place += static_cast<uint32_t>(size)) {
-        floats with_k{}, with_q{};
-#pragma GCC unroll 8
-        for (int64_t n = 0; n < whole; n += LANES) {
-            __builtin_prefetch(state + n + AHEAD / sizeof(S), 0, SECOND_CACHE);
-            const floats h = load(state + n);
-            with_k += h * load(keys + n);
-            with_q += h * load(queries + n);
-        }
-        float recalled = sum(with_k), read = sum(with_q);
-        for (int64_t n = whole; n < size; n++) {
-            recalled += to_float(state[n]) * keys[n];
-            read += to_float(state[n]) * queries[n];
-        }
-        const float fed = step.beta * (x[p] - decay.decayed(recalled));
-#pragma GCC unroll 8
-        for (int64_t n = 0; n < whole; n += LANES)
-            keep(state + n, load(state + n) * decay.lanes_at(n) + load(k + n) * fed,
-                 lanes + (place + static_cast<uint32_t>(n)));
-        for (int64_t n = whole; n < size; n++)
-            keep(state + n, to_float(state[n]) * decay.at(n) + k[n] * fed, place + static_cast<uint32_t>(n));
-        x[p] = decay.decayed(read) + fed * step.kq;
+    for (int64_t p = 0; p < width; p++, state += size) {
+        const auto one = [&](S *at, const Token<Decay> &token) {
+            const uint32_t place = token.place + static_cast<uint32_t>(p * size);
+            token.x[p] = advance<SIZE>(at, token, token.x[p], place, lanes, any_size);
+        };
+        for (int64_t t = 0; t < stored; t++) one(state, tokens[t]);
+        if (stored == count) continue;
+        std::memcpy(draft, state, size * sizeof(S));
+        for (int64_t t = stored; t < count; t++) one(draft, tokens[t]);
     }
 }
 
 template <class S, class Decay>
-void update(const Shape &s, S *state, float *x, const Decay &decay, const Step &step) {
-    if (s.size == 128) return update<128>(state, x, decay, step, s.width, s.size);
-    if (s.size == 64) return update<64>(state, x, decay, step, s.width, s.size);
-    update<0>(state, x, decay, step, s.width, s.size);
+void update(const Shape &s, S *state, const Token<Decay> *tokens, int64_t stored, int64_t count) {
+    S *const draft = reinterpret_cast<S *>(scratch(1, s.size));
+    if (s.size == 128) return update<128>(state, draft, tokens, stored, count, s.width, s.size);
+    if (s.size == 64) return update<64>(state, draft, tokens, stored, count, s.width, s.size);
+    update<0>(state, draft, tokens, stored, count, s.width, s.size);
 }
 
 // The decode step of all rows. T is the type of the projections and of y, S is the type of the states.
@@ -155,6 +175,7 @@ template <class T, class S, class Decay>
 struct Net {
     Shape s;
     Constants c;
+    Feed<T> feed;  // A token in a ring: inputs [channels], beta [heads], and forget.
     Projections<T> p;
     float *conv_pool;
     int64_t conv_stride;
@@ -163,35 +184,67 @@ struct Net {
     const int64_t *slots, *positions;
     T *y;
 
-    // Convolve `count` channels of one row, and shift their history in the pool.
-    void convolve(int64_t row, int64_t channel, int64_t count, float *to) const {
-        baton::convolve(s.kernel, s.channels(), p.inputs.row(row) + channel, c.taps + channel,
-                        c.conv_bias ? c.conv_bias + channel : nullptr, conv_pool + slots[row] * conv_stride + channel,
-                        to, count);
+    int64_t in_ring() const { return s.channels() + s.heads; }  // Columns of a ring before those of `forget`.
+
+    // The index of a row's t-th token in the projections, if it is not replayed.
+    int64_t fed(int64_t row, int64_t t) const { return feed.offset(row) + t - feed.replayed(row); }
+    const T *inputs_of(int64_t row, int64_t t) const {
+        return t < feed.replayed(row) ? feed.kept(row, t) : p.inputs.row(fed(row, t));
+    }
+    const T *forget_of(int64_t row, int64_t t) const {
+        return t < feed.replayed(row) ? feed.kept(row, t) + in_ring() : p.forget.row(fed(row, t));
+    }
+
+    // Convolve `count` channels of each of a row's tokens; the results of token t go to `to` + t·stride.
+    void convolve(int64_t row, int64_t channel, int64_t count, float *to, int64_t stride) const {
+        float *history = conv_pool + slots[row] * conv_stride + channel;
+        int64_t apart = s.channels();
+        for (int64_t t = 0; t < feed.tokens(row); t++, to += stride) {
+            if (t == feed.stored(row)) {
+                float *const drafts = scratch(2, (s.kernel - 1) * count);
+                copy_history(s.kernel, apart, history, drafts, count);
+                history = drafts, apart = count;
+            }
+            baton::convolve(s.kernel, s.channels(), inputs_of(row, t) + channel, c.taps + channel,
+                            c.conv_bias ? c.conv_bias + channel : nullptr, history, apart, to, count);
+        }
     }
 
     // Compute one key head of one row, and all heads that use it.
     void key_head(int64_t row, int64_t key_head) const {
-        float *const q = scratch(0, (2 + Decay::BUFFERS) * s.size + s.width), *const k = q + s.size;
-        float *const buffer = k + s.size, *const x = buffer + Decay::BUFFERS * s.size;
-        convolve(row, key_head * s.size, s.size, q);
-        convolve(row, s.keys() + key_head * s.size, s.size, k);
-        normalize(q, s.size, 1.0f / std::sqrt(static_cast<float>(s.size)));
-        normalize(k, s.size, 1.0f);
-        const float kq = dot(k, q, s.size);
-        for (int64_t i = 0; i < s.sharing(); i++) head(row, key_head * s.sharing() + i, q, k, kq, buffer, x);
+        const int64_t count = feed.tokens(row), buffers = Decay::BUFFERS * s.size;
+        float *const q = scratch(0, count * (2 * s.size + s.width + buffers)), *const k = q + count * s.size;
+        float *const x = k + count * s.size, *const buffer = x + count * s.width;
+        convolve(row, key_head * s.size, s.size, q, s.size);
+        convolve(row, s.keys() + key_head * s.size, s.size, k, s.size);
+        Token<Decay> tokens[MOST_TOKENS];
+        for (int64_t t = 0; t < count; t++) {
+            float *const queries = q + t * s.size, *const keys = k + t * s.size;
+            normalize(queries, s.size, 1.0f / std::sqrt(static_cast<float>(s.size)));
+            normalize(keys, s.size, 1.0f);
+            tokens[t] = {x + t * s.width, keys, {queries, keys}, dot(keys, queries, s.size), 0.0f, 0};
+        }
+        for (int64_t i = 0; i < s.sharing(); i++) head(row, key_head * s.sharing() + i, tokens, x, buffer);
     }
 
-    // Compute one head of one row from its key head's q and k: update its state and write its part of y.
-    void head(int64_t row, int64_t head, const float *q, const float *k, float kq, float *buffer, float *x) const {
-        const int64_t first = head * s.width, decays = std::is_same_v<Decay, ByHead> ? 1 : s.size;
-        convolve(row, 2 * s.keys() + first, s.width, x);
-        Decay decay{q, k};
-        decay.decay_by(p.forget.row(row) + head * decays, c.dt_bias + head * decays, c.A[head], buffer, s.size);
-        const uint32_t place = mix(static_cast<uint32_t>(positions[row])) + static_cast<uint32_t>(first * s.size);
-        update(s, state_pool + slots[row] * state_stride + first * s.size, x, decay,
-               {k, kq, Decay::beta(to_float(p.betas.row(row)[head])), place});
-        norm(p.gate.row(row) + first, x, y + row * s.inner() + first);
+    // Compute one head of one row: update its state and write its part of y.
+    // tokens: complete but for what the head does not share with the others of its key head. x, buffer: [tokens, …].
+    void head(int64_t row, int64_t head, Token<Decay> *tokens, float *x, float *buffer) const {
+        const int64_t first = head * s.width, count = feed.tokens(row), replayed = feed.replayed(row);
+        const int64_t decays = Decay::count(s.size);
+        convolve(row, 2 * s.keys() + first, s.width, x, s.width);
+        for (int64_t t = 0; t < count; t++) {
+            tokens[t].decay.decay_by(forget_of(row, t) + head * decays, c.dt_bias + head * decays, c.A[head],
+                                     buffer + t * Decay::BUFFERS * s.size, s.size);
+            tokens[t].beta = Decay::beta(to_float(inputs_of(row, t)[s.channels() + head]));
+            const uint32_t position = mix(static_cast<uint32_t>(positions[row] + t - replayed));
+            tokens[t].place = position + static_cast<uint32_t>(first * s.size);
+        }
+        update(s, state_pool + slots[row] * state_stride + first * s.size, tokens, feed.stored(row), count);
+        for (int64_t t = replayed; t < count; t++) {
+            const int64_t token = fed(row, t);
+            norm(p.gate.row(token) + first, tokens[t].x, y + token * s.inner() + first);
+        }
     }
 
     // Write norm·x / rms(x)·gate(z) of one head to `to`.
@@ -209,6 +262,8 @@ struct Net {
             const FlushDenormals flush;  // Denormals are flushed per thread.
             for (int64_t i = begin; i < end; i++) key_head(i / s.key_heads, i % s.key_heads);
         });
+        feed.keep(rows, 0, in_ring(), [this](int64_t token) { return p.inputs.row(token); });
+        feed.keep(rows, in_ring(), feed.columns - in_ring(), [this](int64_t token) { return p.forget.row(token); });
     }
 };
 
@@ -216,14 +271,24 @@ struct Net {
 template <class Decay, class Given>
 void decode(const Shape &shape, const Constants &constants, int type, Given given, float *conv_pool,
             int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride, const int64_t *slots,
-            const int64_t *positions, void *y, int64_t rows) {
+            const int64_t *positions, void *y, const int64_t *begins, const int64_t *offsets, const int64_t *rings,
+            void *ring, int64_t ring_stride, int64_t rows) {
     with_type(type, [=](auto *t) {
         with_type(state_type, [=](auto *h) {
             using T = std::remove_pointer_t<decltype(t)>;
             using S = std::remove_pointer_t<decltype(h)>;
-            Net<T, S, Decay>{
-                shape,        constants, given(t),  conv_pool,          conv_stride, static_cast<S *>(state_pool),
-                state_stride, slots,     positions, static_cast<T *>(y)}
+            const int64_t columns = shape.channels() + shape.heads * (1 + Decay::count(shape.size));
+            Net<T, S, Decay>{shape,
+                             constants,
+                             {begins, offsets, rings, static_cast<T *>(ring), ring_stride, columns},
+                             given(t),
+                             conv_pool,
+                             conv_stride,
+                             static_cast<S *>(state_pool),
+                             state_stride,
+                             slots,
+                             positions,
+                             static_cast<T *>(y)}
                 .run(rows);
         });
     });
@@ -236,8 +301,9 @@ void decode(const Shape &shape, const Constants &constants, int type, Given give
 // type, state_type: values of the enum Type in numbers.h; `type` is the type of the projections and of y.
 // taps: [kernel, channels]. A: [heads]. norm: [width]. All constants are float32.
 // conv_pool: float32 [slots, kernel - 1, channels]. state_pool: [slots, heads, width, size].
-// slots, positions: [rows]. y: [rows, heads·width].
-// Each stride counts elements from row to row of a projection, or from slot to slot of a pool.
+// slots, positions: [rows], the positions of the first token that each row feeds. y: [fed tokens, heads·width].
+// begins, offsets, rings, ring: see Feed.
+// Each stride counts elements from token to token of a projection, or from slot to slot of a pool.
 
 // Compute reference.delta_decode: one decay per head, and SiLU of the gate.
 // projected: [rows, inner + channels + 2·heads], with the columns gate [inner], inputs [channels], betas [heads] and
@@ -246,18 +312,18 @@ extern "C" void baton_delta_decode(int type, const void *projected, int64_t stri
                                    const float *conv_bias, const float *dt_bias, const float *A, const float *norm,
                                    float eps, float *conv_pool, int64_t conv_stride, int state_type, void *state_pool,
                                    int64_t state_stride, const int64_t *slots, const int64_t *positions, void *y,
-                                   int64_t rows, int64_t heads, int64_t width, int64_t key_heads, int64_t size,
-                                   int64_t kernel) {
+                                   const int64_t *begins, const int64_t *offsets, const int64_t *rings, void *ring,
+                                   int64_t ring_stride, int64_t rows, int64_t heads, int64_t width, int64_t key_heads,
+                                   int64_t size, int64_t kernel) {
     using namespace baton;
     const Shape shape{heads, width, key_heads, size, kernel};
     const auto given = [=](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;
         const T *const at = static_cast<const T *>(projected), *const inputs = at + shape.inner();
-        const T *const betas = inputs + shape.channels();
-        return Projections<T>{{inputs, stride}, {betas, stride}, {betas + heads, stride}, {at, stride}};
+        return Projections<T>{{inputs, stride}, {inputs + shape.channels() + heads, stride}, {at, stride}};
     };
     decode<ByHead>(shape, {taps, conv_bias, dt_bias, A, norm, eps}, type, given, conv_pool, conv_stride, state_type,
-                   state_pool, state_stride, slots, positions, y, rows);
+                   state_pool, state_stride, slots, positions, y, begins, offsets, rings, ring, ring_stride, rows);
 }
 
 // Compute reference.kda_decode: one decay per channel of the keys, and a sigmoid of the gate.
@@ -267,20 +333,19 @@ extern "C" void baton_kda_decode(int type, const void *projected, int64_t stride
                                  int64_t forget_stride, const void *gate, int64_t gate_stride, const float *taps,
                                  const float *dt_bias, const float *A, const float *norm, float eps, float *conv_pool,
                                  int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride,
-                                 const int64_t *slots, const int64_t *positions, void *y, int64_t rows, int64_t heads,
-                                 int64_t width, int64_t size, int64_t kernel) {
+                                 const int64_t *slots, const int64_t *positions, void *y, const int64_t *begins,
+                                 const int64_t *offsets, const int64_t *rings, void *ring, int64_t ring_stride,
+                                 int64_t rows, int64_t heads, int64_t width, int64_t size, int64_t kernel) {
     using namespace baton;
     const Shape shape{heads, width, heads, size, kernel};
     const auto given = [=](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;
-        const T *const inputs = static_cast<const T *>(projected);
-        return Projections<T>{{inputs, stride},
-                              {inputs + shape.channels(), stride},
+        return Projections<T>{{static_cast<const T *>(projected), stride},
                               {static_cast<const T *>(forget), forget_stride},
                               {static_cast<const T *>(gate), gate_stride}};
     };
     decode<ByChannel>(shape, {taps, nullptr, dt_bias, A, norm, eps}, type, given, conv_pool, conv_stride, state_type,
-                      state_pool, state_stride, slots, positions, y, rows);
+                      state_pool, state_stride, slots, positions, y, begins, offsets, rings, ring, ring_stride, rows);
 }
 
 BATON_RECORDABLE(baton_delta_decode)

@@ -9,14 +9,17 @@ from torch import Tensor
 
 from baton.kernels.delta_net.constants import DeltaConstants, KdaConstants
 from baton.kernels.delta_net.decode import reference
+from baton.kernels.drafts import Drafts
+from baton.kernels.drafts.native import FEED, check_rows, feed_arguments
 from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp import FLOAT, INT, INT64, POINTER, TYPES
 from baton.kernels.runtime.cpp.checks import assert_agrees
 
 NAME, KDA = "baton_delta_decode", "baton_kda_decode"
 POOLS = (POINTER, INT64, INT, POINTER, INT64)
-ARGUMENTS = [*(INT, POINTER, INT64), *(POINTER,) * 5, FLOAT, *POOLS, *(POINTER,) * 3, *(INT64,) * 6]
-KDA_ARGUMENTS = [INT, *(POINTER, INT64) * 3, *(POINTER,) * 4, FLOAT, *POOLS, *(POINTER,) * 3, *(INT64,) * 5]
+ROWS = (*(POINTER,) * 3, *FEED)
+ARGUMENTS = [*(INT, POINTER, INT64), *(POINTER,) * 5, FLOAT, *POOLS, *ROWS, *(INT64,) * 6]
+KDA_ARGUMENTS = [INT, *(POINTER, INT64) * 3, *(POINTER,) * 4, FLOAT, *POOLS, *ROWS, *(INT64,) * 5]
 Shape = tuple[int, ...]
 Layouts = tuple[Shape, ...]
 """The shape and the strides of each tensor, alternating: shape, strides, shape, strides, …"""
@@ -49,6 +52,8 @@ def delta_decode(
     state_pool: Tensor,
     slots: Tensor,
     positions: Tensor,
+    drafts: Drafts | None = None,
+    ring: Tensor | None = None,
 ) -> Tensor:
     """Compute reference.delta_decode. Raise ValueError for layouts that the C function does not take.
 
@@ -65,16 +70,18 @@ def delta_decode(
             *(state_pool.shape, state_pool.stride()),
         ),
     )
-    rows = len(projected)
-    _check_rows(rows, slots, positions)
-    y = torch.empty(rows, dimensions[0] * dimensions[1], dtype=projected.dtype)
+    rows, inner = len(slots), dimensions[0] * dimensions[1]
+    check_rows(slots, positions)
+    feed = feed_arguments(projected, rows, projected.shape[1] - inner, drafts, ring)
+    y = torch.empty(len(projected), inner, dtype=projected.dtype)
     run(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
         *(c.taps.data_ptr(), None if c.conv_bias is None else c.conv_bias.data_ptr()),
         *(c.dt_bias.data_ptr(), c.A.data_ptr(), c.norm.data_ptr(), c.eps),
         *(conv_pool.data_ptr(), conv_pool.stride(0)),
         *(TYPES[state_pool.dtype], state_pool.data_ptr(), state_pool.stride(0)),
-        *(slots.data_ptr(), positions.data_ptr(), y.data_ptr(), rows),
+        *(slots.data_ptr(), positions.data_ptr(), y.data_ptr()),
+        *(*feed, rows),
         *dimensions,
     )
     return y
@@ -89,6 +96,8 @@ def kda_decode(
     state_pool: Tensor,
     slots: Tensor,
     positions: Tensor,
+    drafts: Drafts | None = None,
+    ring: Tensor | None = None,
 ) -> Tensor:
     """Compute reference.kda_decode. Raise ValueError for layouts that the C function does not take.
 
@@ -106,26 +115,21 @@ def kda_decode(
             *(state_pool.shape, state_pool.stride()),
         ),
     )
-    rows = len(projected)
-    _check_rows(rows, slots, positions)
-    y = torch.empty(rows, dimensions[0] * dimensions[1], dtype=projected.dtype)
+    rows, inner = len(slots), dimensions[0] * dimensions[1]
+    check_rows(slots, positions)
+    feed = feed_arguments(projected, rows, projected.shape[1] + forget.shape[1], drafts, ring)
+    y = torch.empty(len(projected), inner, dtype=projected.dtype)
     run(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
         *(forget.data_ptr(), forget.stride(0), gate.data_ptr(), gate.stride(0)),
         *(c.taps.data_ptr(), c.dt_bias.data_ptr(), c.A.data_ptr(), c.norm.data_ptr(), c.eps),
         *(conv_pool.data_ptr(), conv_pool.stride(0)),
         *(TYPES[state_pool.dtype], state_pool.data_ptr(), state_pool.stride(0)),
-        *(slots.data_ptr(), positions.data_ptr(), y.data_ptr(), rows),
+        *(slots.data_ptr(), positions.data_ptr(), y.data_ptr()),
+        *(*feed, rows),
         *dimensions,
     )
     return y
-
-
-def _check_rows(rows: int, slots: Tensor, positions: Tensor) -> None:
-    """Raise ValueError unless `slots` and `positions` are contiguous int64 tensors [rows]."""
-    for numbers in (slots, positions):
-        if numbers.dtype != torch.int64 or numbers.shape != (rows,) or not numbers.is_contiguous():
-            raise ValueError(f"slots and positions must be {rows} contiguous int64 numbers each")
 
 
 @lru_cache(maxsize=1024)

@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
+from baton.kernels.drafts import Drafts
+from baton.kernels.drafts.reference import decode_drafts
 from baton.kernels.mamba2.constants import MixerConstants
 from baton.kernels.mamba2.decode import native, reference
 from baton.kernels.mamba2.state_update import selective_state_update
 from baton.kernels.runtime.triton import takes
 
-__all__ = ["mixer_decode"]
+__all__ = ["mixer_decode", "mixer_decode_drafts"]
 
 
 def mixer_decode(
@@ -27,3 +29,26 @@ def mixer_decode(
     if native.takes(projected, constants, conv_pool, state_pool):
         return native.mixer_decode(*arguments)
     return reference.mixer_decode(*arguments, selective_state_update)
+
+
+def mixer_decode_drafts(
+    projected: Tensor,
+    constants: MixerConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    drafts: Drafts,
+    ring: Tensor,
+) -> Tensor:
+    """Compute the tokens of rows with drafts: [fed tokens, inner]. See drafts/reference.py:decode_drafts.
+
+    ring: [rings, K, channels + H], the inputs x, B and C before the convolution, and dt.
+    """
+    arguments = (projected, constants, conv_pool, state_pool)
+    if native.takes(*arguments):
+        return native.mixer_decode(*arguments, slots, positions, drafts, ring)
+    inner = state_pool.shape[1] * state_pool.shape[2]
+    kept = (slice(inner, None),)
+    where = (slots, positions, drafts, ring)
+    return decode_drafts(mixer_decode, (projected,), kept, constants, conv_pool, state_pool, *where)

@@ -1,9 +1,10 @@
-// The Mamba-2 mixer between its input and output projections, for one token of each row, as reference.py defines it,
-// with one pass over the states.
+// The Mamba-2 mixer between its input and output projections, for the tokens of decoding rows, as reference.py defines
+// it, with one pass over the states.
 #include <algorithm>
 #include <type_traits>
 
 #include "conv1d/update.h"
+#include "drafts/feed.h"
 #include "runtime/cpp/numbers.h"
 #include "runtime/cpp/parallel.h"
 #include "runtime/cpu_graph/call.h"
@@ -29,42 +30,66 @@ struct Constants {
     bool norm_first;  // The norm comes before the gate; false if norm is null.
 };
 
-// Advance one head: state [width, size] ← decay·state + dt·x⊗B; x [width] ← state·C + D·x.
-// SIZE: `size` if known at compile time, else 0. place: the hash of `place` plus an element's index gives the element's
-// random bits for stochastic rounding. Even and odd vectors have an accumulator each, so that two chains of additions
-// overlap.
+// The inputs of one head for one token. x [width] is replaced by the output.
+struct Token {
+    float *x;
+    const float *B, *C;
+    float decay, dt;
+    uint32_t place;  // The hash of this plus an element's index in the head seeds its stochastic rounding.
+};
+
+// Advance one row of a state, at [size] ← decay·at + fed·B, and return at·C.
+// Even and odd vectors have an accumulator each, so that two chains of additions overlap.
 template <int SIZE, class S>
-void update(S *state, float *x, const float *B, const float *C, float decay, float dt, float D, uint32_t place,
-            int64_t width, int64_t any_size) {
+__attribute__((always_inline)) inline float advance(S *at, const Token &token, float fed, uint32_t place, words lanes,
+                                                    int64_t any_size) {
     const int64_t size = SIZE ? SIZE : any_size, whole = size / LANES * LANES;
+    const float *const B = token.B, *const C = token.C;
+    floats even{}, odd{};
+#pragma GCC unroll 8
+    for (int64_t n = 0; n < whole; n += LANES) {
+        __builtin_prefetch(at + n + AHEAD / sizeof(S), 0, SECOND_CACHE);
+        const floats h = load(at + n) * token.decay + load(B + n) * fed;
+        keep(at + n, h, lanes + (place + static_cast<uint32_t>(n)));
+        (n / LANES % 2 ? odd : even) += h * load(C + n);
+    }
+    float total = sum(even + odd);
+    for (int64_t n = whole; n < size; n++) {
+        const float h = to_float(at[n]) * token.decay + B[n] * fed;
+        keep(at + n, h, place + static_cast<uint32_t>(n));
+        total += h * C[n];
+    }
+    return total;
+}
+
+// Advance one head by `count` tokens: state [width, size] ← decay·state + dt·x⊗B; x [width] ← state·C + D·x.
+// After `stored` tokens the state stays as it is, and further tokens continue on a copy, `draft` [size], row by row.
+// SIZE: `size` if known at compile time, else 0.
+template <int SIZE, class S>
+void update(S *state, S *draft, const Token *tokens, int64_t stored, int64_t count, float D, int64_t width,
+            int64_t any_size) {
+    const int64_t size = SIZE ? SIZE : any_size;
     words lanes;
     for (int lane = 0; lane < LANES; lane++) lanes[lane] = lane;
-    for (int64_t p = 0; p < width; p++, state += size, place += static_cast<uint32_t>(size)) {
-        const float fed = dt * x[p];
-        floats even{}, odd{};
-#pragma GCC unroll 8
-        for (int64_t n = 0; n < whole; n += LANES) {
-            __builtin_prefetch(state + n + AHEAD / sizeof(S), 0, SECOND_CACHE);
-            const floats h = load(state + n) * decay + load(B + n) * fed;
-            keep(state + n, h, lanes + (place + static_cast<uint32_t>(n)));
-            (n / LANES % 2 ? odd : even) += h * load(C + n);
-        }
-        float total = sum(even + odd);
-        for (int64_t n = whole; n < size; n++) {
-            const float h = to_float(state[n]) * decay + B[n] * fed;
-            keep(state + n, h, place + static_cast<uint32_t>(n));
-            total += h * C[n];
-        }
-        x[p] = total + D * x[p];
+    for (int64_t p = 0; p < width; p++, state += size) {
+        const auto one = [&](S *at, const Token &token) {
+            const float x = token.x[p];
+            const uint32_t place = token.place + static_cast<uint32_t>(p * size);
+            token.x[p] = advance<SIZE>(at, token, token.dt * x, place, lanes, any_size) + D * x;
+        };
+        for (int64_t t = 0; t < stored; t++) one(state, tokens[t]);
+        if (stored == count) continue;
+        std::memcpy(draft, state, size * sizeof(S));
+        for (int64_t t = stored; t < count; t++) one(draft, tokens[t]);
     }
 }
 
 template <class S>
-void update(const Shape &s, S *state, float *x, const float *B, const float *C, float decay, float dt, float D,
-            uint32_t place) {
-    if (s.state == 128) return update<128>(state, x, B, C, decay, dt, D, place, s.width, s.state);
-    if (s.state == 64) return update<64>(state, x, B, C, decay, dt, D, place, s.width, s.state);
-    update<0>(state, x, B, C, decay, dt, D, place, s.width, s.state);
+void update(const Shape &s, S *state, const Token *tokens, int64_t stored, int64_t count, float D) {
+    S *const draft = reinterpret_cast<S *>(scratch(0, s.state));
+    if (s.state == 128) return update<128>(state, draft, tokens, stored, count, D, s.width, s.state);
+    if (s.state == 64) return update<64>(state, draft, tokens, stored, count, D, s.width, s.state);
+    update<0>(state, draft, tokens, stored, count, D, s.width, s.state);
 }
 
 // y *= silu(z).
@@ -91,7 +116,8 @@ template <class T, class S>
 struct Mixer {
     Shape s;
     Constants c;
-    const T *projected;  // A row: z [inner], x [inner], B [groups, state], C [groups, state], dt [heads].
+    Feed<T> feed;  // A token in a ring: x, B, C and dt.
+    const T *projected;  // A token: z [inner], x [inner], B [groups, state], C [groups, state], dt [heads].
     int64_t projected_stride;
     float *conv_pool;
     int64_t conv_stride;
@@ -100,58 +126,85 @@ struct Mixer {
     const int64_t *slots, *positions;
     T *y;
     int64_t y_stride;
-    // Intermediate results. shared: B and C, [rows, shared()]. gated: the norm's inputs, [rows, inner]. squares: the
-    // sums of squares for the norm, [rows, heads].
+    // Intermediate results of all tokens. shared: B and C, [tokens, shared()]. gated: the norm's inputs, [tokens,
+    // inner]. squares: the sums of squares for the norm, [tokens, heads].
     float *const shared, *const gated, *const squares;
 
-    // Convolve a row's B and C, which all heads of a group share.
+    // The gate and the inputs of a row's t-th token. A replayed token needs no gate.
+    const T *gate_of(int64_t row, int64_t t) const {
+        return projected + (feed.offset(row) + t - feed.replayed(row)) * projected_stride;
+    }
+    const T *inputs_of(int64_t row, int64_t t) const {
+        return t < feed.replayed(row) ? feed.kept(row, t) : gate_of(row, t) + s.inner();
+    }
+
+    // Convolve `count` channels of each of a row's tokens; the results of token t go to `to` + t·stride.
+    void convolve(int64_t row, int64_t channel, int64_t count, float *to, int64_t stride) const {
+        float *history = conv_pool + slots[row] * conv_stride + channel;
+        int64_t apart = s.channels();
+        for (int64_t t = 0; t < feed.tokens(row); t++, to += stride) {
+            if (t == feed.stored(row)) {
+                float *const drafts = scratch(1, (s.kernel - 1) * count);
+                copy_history(s.kernel, apart, history, drafts, count);
+                history = drafts, apart = count;
+            }
+            baton::convolve(s.kernel, s.channels(), inputs_of(row, t) + channel, c.taps + channel,
+                            c.conv_bias ? c.conv_bias + channel : nullptr, history, apart, to, count);
+        }
+    }
+
+    // Convolve the B and C of a row's tokens, which all heads of a group share.
     void share(int64_t row) const {
         const FlushDenormals flush;
-        float *history = conv_pool + slots[row] * conv_stride + s.inner();
-        convolve(s.kernel, s.channels(), projected + row * projected_stride + 2 * s.inner(), c.taps + s.inner(),
-                 c.conv_bias ? c.conv_bias + s.inner() : nullptr, history, shared + row * s.shared(), s.shared());
+        convolve(row, s.inner(), s.shared(), shared + feed.begin(row) * s.shared(), s.shared());
     }
 
     // Convolve x of one head of a row, advance its state, and apply the gate.
     void head(int64_t row, int64_t head) const {
-        const T *given = projected + row * projected_stride;
-        const int64_t first = head * s.width, group = head / (s.heads / s.groups);
-        float *values = gated + row * s.inner() + first;
-        convolve(s.kernel, s.channels(), given + s.inner() + first, c.taps + first,
-                 c.conv_bias ? c.conv_bias + first : nullptr, conv_pool + slots[row] * conv_stride + first, values,
-                 s.width);
-        float dt = softplus(to_float(given[s.inner() + s.channels() + head]) + c.dt_bias[head]);
-        dt = std::min(std::max(dt, c.dt_low), c.dt_high);
-        const float *B = shared + row * s.shared() + group * s.state, *C = B + s.groups * s.state;
-        const uint32_t place = mix(static_cast<uint32_t>(positions[row])) + static_cast<uint32_t>(first * s.state);
-        update(s, state_pool + slots[row] * state_stride + first * s.state, values, B, C, std::exp(dt * c.A[head]), dt,
-               c.D[head], place);
-        if (!c.norm_first) gate(given + first, values, s.width);
-        squares[row * s.heads + head] = sum_of_squares(values, s.width);
-        if (c.norm_first) gate(given + first, values, s.width);
+        const int64_t first = head * s.width, group = head / (s.heads / s.groups), count = feed.tokens(row);
+        const int64_t begin = feed.begin(row), replayed = feed.replayed(row);
+        float *const values = gated + begin * s.inner() + first;
+        convolve(row, first, s.width, values, s.inner());
+        Token tokens[MOST_TOKENS];
+        for (int64_t t = 0; t < count; t++) {
+            float dt = softplus(to_float(inputs_of(row, t)[s.channels() + head]) + c.dt_bias[head]);
+            dt = std::min(std::max(dt, c.dt_low), c.dt_high);
+            const float *B = shared + (begin + t) * s.shared() + group * s.state;
+            const uint32_t position = mix(static_cast<uint32_t>(positions[row] + t - replayed));
+            tokens[t] = {values + t * s.inner(),      B,  B + s.groups * s.state,
+                         std::exp(dt * c.A[head]), dt, position + static_cast<uint32_t>(first * s.state)};
+        }
+        update(s, state_pool + slots[row] * state_stride + first * s.state, tokens, feed.stored(row), count, c.D[head]);
+        for (int64_t t = replayed; t < count; t++) {
+            const T *const z = gate_of(row, t) + first;
+            if (!c.norm_first) gate(z, tokens[t].x, s.width);
+            squares[(begin + t) * s.heads + head] = sum_of_squares(tokens[t].x, s.width);
+            if (c.norm_first) gate(z, tokens[t].x, s.width);
+        }
     }
 
-    // Apply the norm. Norm and gate are both multiplications, so their order matters only for the sums of squares,
-    // which head() has computed.
-    void norm(int64_t row) const {
-        const FlushDenormals flush;
-        if (!c.norm) return copy(row);
+    // Apply the norm to one token's results, and write them to y. Norm and gate are both multiplications, so their order
+    // matters only for the sums of squares, which head() has computed.
+    void norm(const float *results, const float *squares_of, T *to) const {
+        if (!c.norm) return over(s.inner(), [&](int64_t i, auto v) { put(to + i, get<decltype(v)>(results + i)); });
         const int64_t part = s.inner() / s.norm_groups, heads = s.heads / s.norm_groups;
         for (int64_t group = 0; group < s.norm_groups; group++) {
             float total = 0.0f;
-            for (int64_t head = 0; head < heads; head++) total += squares[row * s.heads + group * heads + head];
+            for (int64_t head = 0; head < heads; head++) total += squares_of[group * heads + head];
             const float scale = 1.0f / std::sqrt(total / static_cast<float>(part) + c.eps);
             over(part, [&](int64_t i, auto v) {
                 using V = decltype(v);
                 const int64_t at = group * part + i;
-                put(y + row * y_stride + at, get<V>(gated + row * s.inner() + at) * scale * get<V>(c.norm + at));
+                put(to + at, get<V>(results + at) * scale * get<V>(c.norm + at));
             });
         }
     }
 
-    void copy(int64_t row) const {
-        over(s.inner(),
-             [&](int64_t i, auto v) { put(y + row * y_stride + i, get<decltype(v)>(gated + row * s.inner() + i)); });
+    void norm(int64_t row) const {
+        const FlushDenormals flush;
+        const int64_t first = feed.begin(row) + feed.replayed(row);
+        for (int64_t i = 0; i < feed.fed(row); i++)
+            norm(gated + (first + i) * s.inner(), squares + (first + i) * s.heads, y + (feed.offset(row) + i) * y_stride);
     }
 
     // B, C and the norm are small compared to the states, so the calling thread computes them alone.
@@ -162,6 +215,8 @@ struct Mixer {
             for (int64_t i = begin; i < end; i++) head(i / s.heads, i % s.heads);
         });
         for (int64_t row = 0; row < rows; row++) norm(row);
+        const auto inputs = [this](int64_t token) { return projected + token * projected_stride + s.inner(); };
+        feed.keep(rows, 0, feed.columns, inputs);
     }
 };
 
@@ -174,24 +229,28 @@ struct Mixer {
 // norm_first: the norm comes before the gate.
 // conv_pool: float32 [slots, kernel - 1, channels].
 // state_pool: [slots, heads, width, state], of dtype state_type.
-// positions: [rows], the tokens' absolute positions.
-// groups and norm_groups divide heads. scratch: float32 [rows, inner + 2·groups·state + heads].
+// positions: [rows], the absolute position of the first token that each row feeds.
+// begins, offsets, rings, ring: see Feed; `tokens` is the number of all tokens, replayed ones included.
+// groups and norm_groups divide heads. scratch: float32 [tokens, inner + 2·groups·state + heads].
 extern "C" void baton_mixer_decode(int type, const void *projected, int64_t projected_stride, const float *taps,
                                    const float *conv_bias, const float *A, const float *D, const float *dt_bias,
                                    const float *norm, float dt_low, float dt_high, float eps, int norm_first,
                                    float *conv_pool, int64_t conv_stride, int state_type, void *state_pool,
                                    int64_t state_stride, const int64_t *slots, const int64_t *positions, void *y,
-                                   int64_t y_stride, int64_t rows, int64_t heads, int64_t width, int64_t groups,
-                                   int64_t state, int64_t kernel, int64_t norm_groups, float *scratch) {
+                                   int64_t y_stride, const int64_t *begins, const int64_t *offsets,
+                                   const int64_t *rings, void *ring, int64_t ring_stride, int64_t rows, int64_t tokens,
+                                   int64_t heads, int64_t width, int64_t groups, int64_t state, int64_t kernel,
+                                   int64_t norm_groups, float *scratch) {
     using namespace baton;
     with_type(type, [=](auto *t) {
         with_type(state_type, [=](auto *h) {
             using T = std::remove_pointer_t<decltype(t)>;
             using S = std::remove_pointer_t<decltype(h)>;
             const Shape s{heads, width, groups, state, kernel, norm_groups};
-            float *gated = scratch + rows * s.shared();
+            float *gated = scratch + tokens * s.shared();
             Mixer<T, S>{s,
                         {taps, conv_bias, A, D, dt_bias, norm, dt_low, dt_high, eps, norm && norm_first},
+                        {begins, offsets, rings, static_cast<T *>(ring), ring_stride, s.channels() + s.heads},
                         static_cast<const T *>(projected),
                         projected_stride,
                         conv_pool,
@@ -204,7 +263,7 @@ extern "C" void baton_mixer_decode(int type, const void *projected, int64_t proj
                         y_stride,
                         scratch,
                         gated,
-                        gated + rows * s.inner()}
+                        gated + tokens * s.inner()}
                 .run(rows);
         });
     });

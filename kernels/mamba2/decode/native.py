@@ -8,6 +8,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from baton.kernels.drafts import Drafts
+from baton.kernels.drafts.native import FEED, check_rows, feed_arguments
 from baton.kernels.mamba2.constants import MixerConstants
 from baton.kernels.mamba2.decode import reference
 from baton.kernels.runtime import cpp
@@ -20,8 +22,9 @@ ARGUMENTS = [
     *(POINTER,) * 6,
     *(FLOAT, FLOAT, FLOAT, INT),
     *(POINTER, INT64, INT, POINTER, INT64),
-    *(POINTER, POINTER, POINTER, INT64, INT64),
-    *(INT64,) * 6,
+    *(POINTER, POINTER, POINTER, INT64),
+    *FEED,
+    *(INT64,) * 8,
     POINTER,
 ]
 Shape = tuple[int, ...]
@@ -46,6 +49,8 @@ def mixer_decode(
     state_pool: Tensor,
     slots: Tensor,
     positions: Tensor,
+    drafts: Drafts | None = None,
+    ring: Tensor | None = None,
 ) -> Tensor:
     """Compute reference.mixer_decode. Raise ValueError for layouts that the C function does not take.
 
@@ -59,12 +64,12 @@ def mixer_decode(
         *(conv_pool.shape, conv_pool.stride()),
         *(state_pool.shape, state_pool.stride()),
     )
-    rows, inner = len(projected), dimensions[0] * dimensions[1]
-    for numbers in (slots, positions):
-        if numbers.dtype != torch.int64 or numbers.shape != (rows,) or not numbers.is_contiguous():
-            raise ValueError(f"slots and positions must be {rows} contiguous int64 numbers each")
-    y = torch.empty(rows, inner, dtype=projected.dtype)
-    scratch = torch.empty(rows, projected.shape[1], dtype=torch.float32)
+    rows, inner = len(slots), dimensions[0] * dimensions[1]
+    check_rows(slots, positions)
+    feed = feed_arguments(projected, rows, projected.shape[1] - inner, drafts, ring)
+    y = torch.empty(len(projected), inner, dtype=projected.dtype)
+    tokens = rows if drafts is None else drafts.tokens
+    scratch = torch.empty(tokens, projected.shape[1], dtype=torch.float32)
     run(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
         *(c.taps.data_ptr(), None if c.conv_bias is None else c.conv_bias.data_ptr()),
@@ -72,7 +77,8 @@ def mixer_decode(
         *(None if c.norm is None else c.norm.data_ptr(), *c.dt_limits, c.eps, c.norm_before_gate),
         *(conv_pool.data_ptr(), conv_pool.stride(0)),
         *(TYPES[state_pool.dtype], state_pool.data_ptr(), state_pool.stride(0)),
-        *(slots.data_ptr(), positions.data_ptr(), y.data_ptr(), inner, rows),
+        *(slots.data_ptr(), positions.data_ptr(), y.data_ptr(), inner),
+        *(*feed, rows, tokens),
         *dimensions,
         *(c.norm_groups, scratch.data_ptr()),
     )

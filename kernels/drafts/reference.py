@@ -1,0 +1,63 @@
+"""Decoding with drafts, composed of a layer's operation for one token of each row."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from baton.kernels.drafts.feed import Drafts
+
+
+def decode_drafts(
+    decode: Callable[..., Tensor],
+    projections: tuple[Tensor, ...],
+    kept: tuple[slice, ...],
+    constants: object,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    drafts: Drafts,
+    ring: Tensor,
+) -> Tensor:
+    """Compute the tokens of each row one after the other: [fed tokens, …], the outputs of those that are fed.
+
+    Equal, to the bit, to a step of `decode` for each token that is kept, where results do not depend on other rows.
+
+    decode: the operation for one token of each row, which takes (*projections, constants, conv_pool, state_pool, slots,
+        positions) and updates both pools.
+    projections: the layer's inputs, [fed tokens, columns] each.
+    kept: the columns of each projection that decide the state, as they stand in the ring one after the other; an empty
+        slice where none does.
+    slots: int64 [R], all different.
+    positions: int64 [R], the absolute position of the first token that each row feeds.
+    ring: [rings, K, columns], in the projections' dtype; the inputs of a row's first drafts go to its beginning.
+    """
+    outputs = list[Tensor]()
+    for row, (replayed, first, end, index) in enumerate(drafts.rows):
+        slot, position = slots[row : row + 1], positions[row : row + 1]
+        for draft in range(replayed):
+            inputs = _with_columns(projections, kept, ring[index, draft])
+            y = decode(*inputs, constants, conv_pool, state_pool, slot, position - replayed + draft)
+            outputs.append(y[:0])  # where no row feeds a token, the result has no rows, but columns
+        inputs_of = [tuple(x[token : token + 1] for x in projections) for token in range(first, end)]
+        pools, where = (conv_pool, state_pool), slot
+        for number, inputs in enumerate(inputs_of):
+            if number == 1:
+                pools, where = (conv_pool[slot], state_pool[slot]), torch.zeros_like(slot)
+            outputs.append(decode(*inputs, constants, *pools, where, position + number))
+        for draft, token in enumerate(range(first + 1, end)):
+            ring[index, draft] = torch.cat([x[token, part] for x, part in zip(projections, kept, strict=True)])
+    return torch.cat(outputs)
+
+
+def _with_columns(projections: tuple[Tensor, ...], kept: tuple[slice, ...], inputs: Tensor) -> list[Tensor]:
+    """Return projections of one token with these inputs. Columns that decide no state are 0."""
+    result, at = list[Tensor](), 0
+    for projection, part in zip(projections, kept, strict=True):
+        columns = projection.new_zeros(1, projection.shape[1])
+        target = columns[:, part]
+        target[0] = inputs[at : at + target.shape[1]]
+        at += target.shape[1]
+        result.append(columns)
+    return result
