@@ -28,7 +28,7 @@ def generate(prompt: list[int], count: int = 5) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("strategy", "tree_slots", "fit", "outcomes"),
     [
-        ("just_in_time", 0, 4, {"skipped"}),
+        pytest.param("just_in_time", 0, 4, {"skipped"}, marks=pytest.mark.soak),
         ("just_in_time", 1, 3, {"granted", "skipped"}),
         ("extra_buffer", 1, 1, {"granted"}),
         pytest.param("extra_buffer_lazy", 0, 2, {"granted"}, marks=pytest.mark.soak),

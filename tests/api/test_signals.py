@@ -16,7 +16,7 @@ from tests.api.server_process import SERVE, ServerProcess
 from tests.api.test_process import FAKE, post_in_background
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-MOMENTS = (8, 40)  # signals at random moments of a start: always, and with --soak
+MOMENTS = (4, 40)  # signals at random moments of a start: always, and with --soak
 COMPILER = """#!/bin/sh
 [ "$1" = --version ] && echo slow compiler && exit
 sleep 3600 &

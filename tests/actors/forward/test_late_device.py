@@ -139,7 +139,7 @@ def variant(launch: triton.Launch) -> tuple[Any, ...]:
     ("family", "rows"),
     [
         ("mamba2", ROWS),
-        ("mamba2", 1),
+        pytest.param("mamba2", 1, marks=pytest.mark.soak),
         pytest.param("mamba2", 2, marks=pytest.mark.soak),
         pytest.param("granitemoehybrid-rope", ROWS, marks=pytest.mark.soak),
         pytest.param("granitemoehybrid-rope", 1, marks=pytest.mark.soak),

@@ -27,7 +27,7 @@ from tests.kernels.prefills import (
     assert_the_same_in_pieces,
 )
 
-few = settings(max_examples=5, deadline=None)
+few = settings(max_examples=3, deadline=None)
 
 
 @dataclass(frozen=True)

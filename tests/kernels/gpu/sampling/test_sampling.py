@@ -66,7 +66,7 @@ def test_weights_are_those_of_the_exponential() -> None:
     is_hinted=st.booleans(),
     seed=st.integers(0, 2**20),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_draws_are_the_references(
     rows: int, vocab_size: int, spread: float, grid: float, banned: float, is_hinted: bool, seed: int
 ) -> None:
@@ -150,7 +150,7 @@ UNSOUND = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-38, 1e30
     min_p=st.sampled_from([0.0, 0.5, 1.0]),
     greedy=st.booleans(),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_tokens_are_of_the_vocabulary_whatever_the_logits_are(
     vocab_size: int, logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, greedy: bool
 ) -> None:
