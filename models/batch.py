@@ -2,12 +2,13 @@
 
 import mmap
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from baton.kernels.drafts import Drafts
 from baton.kernels.prefill.chunk_table import ChunkTable
 
 ALIGNMENT = 64  # bytes of a CPU's cache line
@@ -44,17 +45,18 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Decode:
-    """Rows that decode: each feeds one token."""
+    """Rows that decode: each feeds one token, or what `drafts` says."""
 
     slots: Tensor  # int64 [rows]
-    positions: Tensor  # int64 [rows]
+    positions: Tensor  # int64 [rows], of the first token that each row feeds
     page_table: Tensor  # int32 [rows, max_pages]
     padding: Tensor | None = None  # bool [rows], true for rows that belong to no request; None: no such rows
+    drafts: Drafts | None = None  # None: no row feeds a draft or has accepted drafts that are not in its state
 
 
 @dataclass(frozen=True)
 class PagePlan:
-    """The segments over which attention runs: those of the prefill, then one token for each decoding row."""
+    """The segments over which attention runs: those of the prefill, then one for each token of decoding rows."""
 
     offsets: Tensor  # int64 [segments + 1]; segment s is tokens[offsets[s]:offsets[s+1]]
     starts: Tensor  # int64 [segments], absolute position of each segment's first token
@@ -66,7 +68,7 @@ class PagePlan:
 
 @dataclass(frozen=True)
 class Batch:
-    """The tokens of one step, packed: prefill segments first, then one token for each decoding row."""
+    """The tokens of one step, packed: prefill segments first, then the tokens of each decoding row."""
 
     tokens: Tensor  # int64 [tokens]
     positions: Tensor  # int64 [tokens], absolute position of each token
@@ -87,6 +89,7 @@ class Pools:
     state: list[Tensor]  # views of `slots`: the state tensors [slots, ...], each contiguous within a slot
     pages: list[Tensor]  # views of `blocks`: the page tensors [pages, page_size, ...], each contiguous within a page
     page_size: int  # tokens
+    rings: list[Tensor] = field(default_factory=list)  # by recurrent layer: [rows, drafts, columns], see Drafts
 
     @property
     def nbytes(self) -> int:
@@ -138,8 +141,16 @@ class Model(Protocol):
         """Return the shape and dtype of each page tensor, for one position of a page; [] without attention."""
         ...
 
+    def ring_specs(self) -> list[TensorSpec]:
+        """Return for each recurrent layer the shape and dtype of what a ring holds of one draft, see Drafts."""
+        ...
+
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         """Return hidden states [tokens, hidden] after the final norm; update states and pages in place."""
+        ...
+
+    def replay(self, rows: Decode, pools: Pools) -> None:
+        """Put accepted drafts into the states of rows that feed nothing. rows: with `drafts`."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -147,12 +158,20 @@ class Model(Protocol):
         ...
 
 
-def allocate(model: Model, slots: int, pages: int, page_size: int, device: torch.device) -> Pools:
-    """Allocate zeroed pools for `slots` states and `pages` pages. Raises OSError if a CPU has too little memory."""
+def allocate(
+    model: Model, slots: int, pages: int, page_size: int, device: torch.device, rows: int = 0, drafts: int = 0
+) -> Pools:
+    """Allocate zeroed pools for `slots` states and `pages` pages. Raises OSError if a CPU has too little memory.
+
+    rows, drafts: how many rows have rings, and for how many drafts each.
+    """
     state, views = stretches(slots, model.state_specs(), device)
     page_specs = [TensorSpec((page_size, *spec.shape), spec.dtype) for spec in model.kv_specs()]
     blocks, page_views = stretches(pages, page_specs, device)
-    return Pools(state, blocks, views, page_views, page_size)
+    rings = [
+        torch.zeros(rows, drafts, *spec.shape, dtype=spec.dtype, device=device) for spec in model.ring_specs() if drafts
+    ]
+    return Pools(state, blocks, views, page_views, page_size, rings)
 
 
 def stretches(count: int, specs: list[TensorSpec], device: torch.device) -> tuple[Tensor, list[Tensor]]:

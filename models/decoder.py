@@ -3,17 +3,18 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
 from baton.kernels.attention.latents.sizes import Forms
-from baton.models.batch import Batch, Pools, TensorSpec
+from baton.models.batch import Batch, Decode, Pools, TensorSpec
 from baton.models.config import ModelConfig, ModelError
 from baton.models.layers.linear import Embedding, Linear
 from baton.models.layers.norm import RMSNorm
 from baton.models.layers.rope import Rotation
-from baton.models.layers.step import BatchPlan, plan_batch
+from baton.models.layers.step import BatchPlan, Mixer, plan_batch
 
 RENAMED_KINDS = {"linear_attention": "mamba", "full_attention": "attention"}
 """Kinds of layers of hybrid Mamba-2 models: name in newer versions of transformers → older name, which is used here."""
@@ -27,6 +28,7 @@ class Outline:
     chunk_size: int  # prompts are computed in chunks of this many tokens
     kernel: int  # the width of the convolutions
     states: list[TensorSpec]  # state tensors of all layers in a slot
+    rings: list[TensorSpec]  # what rings hold of a draft, by recurrent layer
     pages: list[TensorSpec]  # page tensors of all layers, per position
     rotate: Callable[[Tensor], Rotation] | None = None  # returns the rotation for positions; None: no encoding
     forms: Forms | None = None  # limits of latent attention; None: the model has none
@@ -76,6 +78,9 @@ class Decoder(nn.Module):
     def kv_specs(self) -> list[TensorSpec]:
         return self.outline.pages
 
+    def ring_specs(self) -> list[TensorSpec]:
+        return self.outline.rings
+
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         return self.run(self.embed(batch.tokens), self.plan(batch, pools))
 
@@ -99,6 +104,13 @@ class Decoder(nn.Module):
         [norm], multiplier = self._norm, self.outline.multipliers[1]
         hidden: Tensor = norm(residual, x, multiplier)[1]
         return hidden
+
+    def replay(self, rows: Decode, pools: Pools) -> None:
+        """Put accepted drafts into the states of rows that feed nothing. rows: with `drafts`."""
+        step = BatchPlan(pools, 0, None, rows, None)
+        for part in chain.from_iterable(block.modules() for block in self._blocks):
+            if isinstance(part, Mixer):
+                part.replay(step)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [rows, vocab]."""

@@ -88,6 +88,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         chunk_size=config.integer("mamba_chunk_size", default=256),
         kernel=mamba.kernel,
         states=mamba.state_specs() * kinds.count("mamba"),
+        rings=[mamba.ring_spec(dtype)] * kinds.count("mamba"),
         pages=attention.kv_specs(dtype) * kinds.count("attention"),
         rotate=read_positions(config, attention.head_dim),
         multipliers=(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baton.kernels.drafts import Drafts
 from baton.models.batch import Batch, Decode, Pools, Prefill, TensorSpec
 from baton.models.hash_definition import FOLD_PERIOD, MODULUS, next_state
 
@@ -51,6 +52,9 @@ class HashModel:
     def kv_specs(self) -> list[TensorSpec]:
         return [TensorSpec((), torch.int64)] if self.page_fold else []
 
+    def ring_specs(self) -> list[TensorSpec]:
+        return [TensorSpec((), torch.int64)]
+
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         if self.delay_ms[1]:
             time.sleep(random.uniform(*self.delay_ms) / 1000)
@@ -62,6 +66,10 @@ class HashModel:
         if batch.decode is not None:
             hashes.append(self._decode(batch.tokens[fed:], batch.positions[fed:], batch.decode, pools))
         return torch.cat(hashes)[:, None]
+
+    def replay(self, rows: Decode, pools: Pools) -> None:
+        assert rows.drafts is not None
+        self._decode_drafts(torch.empty(0, dtype=torch.int64), rows, rows.drafts, pools)
 
     def logits(self, hidden: Tensor) -> Tensor:
         next_tokens = hidden % self.vocab_size
@@ -92,8 +100,10 @@ class HashModel:
         return hashes
 
     def _decode(self, tokens: Tensor, positions: Tensor, decode: Decode, pools: Pools) -> Tensor:
-        """Return the output hash of each row, and update the row's state and pages."""
+        """Return the output hash of each token, and update the row's state and pages."""
         slots = pools.state[0]
+        if decode.drafts is not None:
+            return self._decode_drafts(tokens, decode, decode.drafts, pools)
         # next_state for all rows at once; int64 holds the sum because each term is below 2**48.
         states = (slots[decode.slots] * 48271 + (tokens + 1) * 69621 + (positions + 1) * 16807 + 1) % MODULUS
         slots[decode.slots] = states
@@ -104,6 +114,26 @@ class HashModel:
             for row, position in enumerate(decode.positions.tolist())
         ]
         return (states * 31 + torch.cat(folds) * 17 + 7) % MODULUS
+
+    def _decode_drafts(self, tokens: Tensor, decode: Decode, drafts: Drafts, pools: Pools) -> Tensor:
+        """Return the output hash of each token that rows with drafts feed. A ring holds the drafts themselves."""
+        hashes, slots, [ring] = list[Tensor](), pools.state[0], pools.rings
+        for row, (replayed, first, end, index) in enumerate(drafts.rows):
+            slot, position = int(decode.slots[row]), int(decode.positions[row])
+            state, fed = int(slots[slot]), tokens[first:end].tolist()
+            for place, token in enumerate(ring[index, :replayed].tolist(), start=position - replayed):
+                state = next_state(state, token, place)
+            states = [state]
+            for place, token in enumerate(fed, start=position):
+                states.append(next_state(states[-1], token, place))
+            slots[slot] = states[min(len(fed), 1)]
+            ring[index, : max(len(fed) - 1, 0)] = tokens[first + 1 : end]
+            written = torch.tensor(states[1:], dtype=torch.int64, device=slots.device)
+            folds: Tensor | int = 0
+            if self.page_fold and fed:
+                folds = _write_and_fold(pools, decode.page_table[row], position, written)
+            hashes.append((written * 31 + folds * 17 + 7) % MODULUS)
+        return torch.cat(hashes)
 
 
 def _write_and_fold(pools: Pools, page_row: Tensor, start: int, entries: Tensor) -> Tensor:

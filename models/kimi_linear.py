@@ -59,6 +59,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         chunk_size=CHUNK,
         kernel=kda.kernel,
         states=kda.state_specs() * kinds.count("linear_attention"),
+        rings=[kda.ring_spec(dtype)] * kinds.count("linear_attention"),
         pages=attention.kv_specs(dtype) * kinds.count("full_attention"),
         forms=attention.forms(),
     )

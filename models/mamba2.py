@@ -17,6 +17,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         chunk_size=config.integer("chunk_size", default=256),
         kernel=settings.kernel,
         states=settings.state_specs() * layers,
+        rings=[settings.ring_spec(dtype)] * layers,
         pages=[],
         residual_dtype=torch.float32 if config.flag("residual_in_fp32", default=True) else dtype,
     )

@@ -66,6 +66,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         chunk_size=config.integer("mamba_chunk_size", "chunk_size", default=128),
         kernel=mamba.kernel,
         states=mamba.state_specs() * kinds.count("mamba"),
+        rings=[mamba.ring_spec(dtype)] * kinds.count("mamba"),
         pages=attention.kv_specs(dtype) * kinds.count("attention"),
         residual_dtype=torch.float32 if config.flag("residual_in_fp32", default=False) else dtype,
     )

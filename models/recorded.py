@@ -106,13 +106,20 @@ class RecordingModel:
     def kv_specs(self) -> list[TensorSpec]:
         return self._model.kv_specs()
 
+    def ring_specs(self) -> list[TensorSpec]:
+        return self._model.ring_specs()
+
+    def replay(self, rows: Decode, pools: Pools) -> None:
+        self._model.replay(rows, pools)
+
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         assert pools is self._pools
         embedded, plan = self._model.embed(batch.tokens), self._model.plan(batch, pools)
-        step = None if plan.prefill or self.unrecordable else self._step(embedded, plan)
+        only_decodes = plan.decode is not None and plan.decode.drafts is None and not plan.prefill
+        step = None if not only_decodes or self.unrecordable else self._step(embedded, plan)
         return step.replay(embedded, plan) if step else self._model.run(embedded, plan)
 
     def _step(self, embedded: Tensor, plan: BatchPlan) -> DecodeStep | None:

@@ -40,7 +40,7 @@ def decode_drafts(
             inputs = _with_columns(projections, kept, ring[index, draft])
             y = decode(*inputs, constants, conv_pool, state_pool, slot, position - replayed + draft)
             outputs.append(y[:0])  # where no row feeds a token, the result has no rows, but columns
-        inputs_of = [tuple(x[token : token + 1] for x in projections) for token in range(first, end)]
+        inputs_of = [[x[token : token + 1] for x in projections] for token in range(first, end)]
         pools, where = (conv_pool, state_pool), slot
         for number, inputs in enumerate(inputs_of):
             if number == 1:

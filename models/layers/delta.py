@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from baton.kernels.delta_net.constants import DeltaConstants
-from baton.kernels.delta_net.decode import delta_decode
+from baton.kernels.delta_net.decode import delta_decode, delta_decode_drafts
 from baton.kernels.delta_net.prefill import delta_prefill
 from baton.models.batch import TensorSpec
 from baton.models.config import ModelError
 from baton.models.layers.linear import Linear, rows_by_name
 from baton.models.layers.mamba2 import Conv1d, GateNorm
-from baton.models.layers.step import BatchPlan
+from baton.models.layers.step import BatchPlan, MixKernels
+
+KERNELS = MixKernels(delta_prefill, delta_decode, delta_decode_drafts)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class DeltaSettings:
             TensorSpec((self.value_heads, self.value_width, self.key_width), self.state_dtype),
         ]
 
+    def ring_spec(self, dtype: torch.dtype) -> TensorSpec:
+        """Return what one layer keeps of a draft: q, k and v before the convolution, b and a."""
+        return TensorSpec((self.channels + 2 * self.value_heads,), dtype)
+
 
 class DeltaMixer(nn.Module):
     """A layer: in_proj → convolution → gated delta rule → norm and gate → out_proj.
@@ -91,6 +97,10 @@ class DeltaMixer(nn.Module):
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
         """Return the output [tokens, hidden] for hidden [tokens, hidden]; update the states."""
-        mixed = step.mix(self.index, delta_prefill, delta_decode, self.constants, self.in_proj(hidden))
+        mixed = step.mix(self.index, KERNELS, self.constants, self.in_proj(hidden))
         output: Tensor = self.out_proj(mixed)
         return output
+
+    def replay(self, step: BatchPlan) -> None:
+        """Put accepted drafts into the states of decoding rows that feed nothing."""
+        step.mix(self.index, KERNELS, self.constants, self.in_proj.nothing())

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from baton.kernels.delta_net.constants import KdaConstants
-from baton.kernels.delta_net.decode import kda_decode
+from baton.kernels.delta_net.decode import kda_decode, kda_decode_drafts
 from baton.kernels.delta_net.prefill import kda_prefill
 from baton.models.batch import TensorSpec
 from baton.models.layers.linear import Linear, rows_by_name
 from baton.models.layers.mamba2 import Conv1d, GateNorm
-from baton.models.layers.step import BatchPlan
+from baton.models.layers.step import BatchPlan, MixKernels
+
+KERNELS = MixKernels(kda_prefill, kda_decode, kda_decode_drafts)
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,10 @@ class KdaSettings:
             TensorSpec((self.heads, self.width, self.width), self.state_dtype),
         ]
 
+    def ring_spec(self, dtype: torch.dtype) -> TensorSpec:
+        """Return what one layer keeps of a draft: q, k and v before the convolution, b, and the decays' inputs."""
+        return TensorSpec((self.channels + self.heads + self.inner,), dtype)
+
 
 class KdaMixer(nn.Module):
     """A layer: in_proj → convolution → delta rule with a decay for each channel → norm and gate → o_proj.
@@ -87,5 +93,11 @@ class KdaMixer(nn.Module):
         s = self.settings
         projected, f_a, g_a = self.in_proj(hidden).split([s.channels + s.heads, s.width, s.width], dim=1)
         inputs = projected, self.f_b_proj(f_a), self.g_b_proj(g_a)
-        output: Tensor = self.o_proj(step.mix(self.index, kda_prefill, kda_decode, self.constants, *inputs))
+        output: Tensor = self.o_proj(step.mix(self.index, KERNELS, self.constants, *inputs))
         return output
+
+    def replay(self, step: BatchPlan) -> None:
+        """Put accepted drafts into the states of decoding rows that feed nothing."""
+        projected = self.in_proj.nothing()[:, : self.settings.channels + self.settings.heads]
+        inputs = projected, self.f_b_proj.nothing(), self.g_b_proj.nothing()
+        step.mix(self.index, KERNELS, self.constants, *inputs)

@@ -30,7 +30,7 @@ class Linear(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, bias: bool, dtype: torch.dtype, floats: int = 0) -> None:
         super().__init__()
-        self.inputs, self.outputs, self.floats = inputs, outputs, floats
+        self.inputs, self.outputs, self.floats, self.dtype = inputs, outputs, floats, dtype
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if bias else None
         self.float_weight: nn.Parameter | None = None  # of the last `floats` outputs, once the others are quantized
@@ -38,6 +38,10 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return project(x, self.packed or self.weight, self.bias)
+
+    def nothing(self) -> Tensor:
+        """Return the projection of no tokens, [0, outputs]."""
+        return torch.empty(0, self.outputs, dtype=self.dtype, device=self.weight.device)
 
     def pack(self, bits: int | None = None) -> None:
         """Replace the loaded weight by its packed form if that is faster, or quantize it to integers of `bits` bits.

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from baton.kernels.mamba2.constants import MixerConstants
-from baton.kernels.mamba2.decode import mixer_decode
+from baton.kernels.mamba2.decode import mixer_decode, mixer_decode_drafts
 from baton.kernels.mamba2.prefill import mixer_prefill
 from baton.models.batch import TensorSpec
 from baton.models.config import ModelConfig, ModelError
 from baton.models.layers.linear import Linear
-from baton.models.layers.step import BatchPlan
+from baton.models.layers.step import BatchPlan, MixKernels
+
+KERNELS = MixKernels(mixer_prefill, mixer_decode, mixer_decode_drafts)
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,10 @@ class Mamba2Settings:
             TensorSpec((self.heads, self.width, self.state), self.state_dtype),
         ]
 
+    def ring_spec(self, dtype: torch.dtype) -> TensorSpec:
+        """Return what one layer keeps of a draft: x, B and C before the convolution, and dt."""
+        return TensorSpec((self.channels + self.heads,), dtype)
+
 
 class Conv1d(nn.Module):
     """Weights of the depthwise convolution, [channels, 1, kernel] as in checkpoints; kernel: its width."""
@@ -140,6 +146,10 @@ class Mamba2Mixer(nn.Module):
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
         """Return the output [tokens, hidden] for hidden [tokens, hidden]; update the states."""
-        mixed = step.mix(self.index, mixer_prefill, mixer_decode, self.constants, self.in_proj(hidden))
+        mixed = step.mix(self.index, KERNELS, self.constants, self.in_proj(hidden))
         output: Tensor = self.out_proj(mixed)
         return output
+
+    def replay(self, step: BatchPlan) -> None:
+        """Put accepted drafts into the states of decoding rows that feed nothing."""
+        step.mix(self.index, KERNELS, self.constants, self.in_proj.nothing())

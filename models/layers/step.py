@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,6 +14,23 @@ from baton.kernels.runtime.triton import takes
 from baton.models.batch import Batch, Decode, PagePlan, Pools, Prefill
 from baton.models.layers.rope import Rotation
 from baton.models.layers.spans import LongSegment, Span, divide
+
+
+class MixKernels(NamedTuple):
+    """The kernels of a kind of recurrent layers."""
+
+    prefill: Callable[..., Tensor]
+    decode: Callable[..., Tensor]  # for one token of each row
+    decode_drafts: Callable[..., Tensor]  # for the tokens of rows with drafts
+
+
+@runtime_checkable
+class Mixer(Protocol):
+    """A recurrent layer."""
+
+    def replay(self, step: "BatchPlan") -> None:
+        """Put accepted drafts into the states of decoding rows that feed nothing."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,15 +50,8 @@ class BatchPlan:
         """The mask of padding rows, bool [rows], in a step that only decodes; None if no row is padding."""
         return self.decode.padding if self.decode and not self.prefill else None
 
-    def mix(
-        self,
-        index: int,
-        prefill: Callable[..., Tensor],
-        decode: Callable[..., Tensor],
-        constants: object,
-        *inputs: Tensor,
-    ) -> Tensor:
-        """Run a recurrent layer's kernels over the batch: `prefill` for prompts and `decode` for decoding rows.
+    def mix(self, index: int, kernels: "MixKernels", constants: object, *inputs: Tensor) -> Tensor:
+        """Run a recurrent layer's kernels over the batch.
 
         index: the layer's number among the model's recurrent layers, from 0. Its state tensors are pools.state[2·index]
             and pools.state[2·index + 1].
@@ -51,9 +62,13 @@ class BatchPlan:
         pools = self.pools.state[2 * index : 2 * index + 2]
         mixed = list[Tensor]()
         if self.prefill:
-            mixed.append(prefill(*(x[: self.prefilled] for x in inputs), constants, *pools, self.prefill))
+            mixed.append(kernels.prefill(*(x[: self.prefilled] for x in inputs), constants, *pools, self.prefill))
         if rows := self.decode:
-            mixed.append(decode(*(x[self.prefilled :] for x in inputs), constants, *pools, rows.slots, rows.positions))
+            arguments = (*(x[self.prefilled :] for x in inputs), constants, *pools, rows.slots, rows.positions)
+            if rows.drafts is None:
+                mixed.append(kernels.decode(*arguments))
+            else:
+                mixed.append(kernels.decode_drafts(*arguments, rows.drafts, self.pools.rings[index]))
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
 
@@ -75,7 +90,11 @@ def plan_batch(
     prefill, pages = batch.prefill, batch.pages
     if pools.pages and pages is None:
         only_rows = batch.decode if prefill is None else None
-        pages = _plan_rows(only_rows, pools.page_size) if only_rows else _plan_pages(batch, pools.page_size)
+        pages = (
+            _plan_rows(only_rows, batch.positions, pools.page_size)
+            if only_rows
+            else _plan_pages(batch, pools.page_size)
+        )
     return BatchPlan(
         pools,
         prefill.offsets[-1] if prefill else 0,
@@ -95,7 +114,7 @@ def _plan_prefill(prefill: Prefill, chunk_size: int, kernel: int, device: torch.
 
 def _divide(batch: Batch, pages: PagePlan, forms: Forms) -> Sequence[LongSegment | Span]:
     """Return the parts of latent attention; () where all of it is computed together, in the absorbed form."""
-    prefill, rows = batch.prefill, len(batch.decode.slots) if batch.decode else 0
+    prefill, rows = batch.prefill, len(batch.tokens) - batch.prefill.offsets[-1] if batch.prefill else 0
     if prefill is None or not takes(batch.tokens):
         return ()
     parts = divide(forms, prefill.offsets, prefill.starts, rows, pages)
@@ -103,7 +122,7 @@ def _divide(batch: Batch, pages: PagePlan, forms: Forms) -> Sequence[LongSegment
 
 
 def _plan_pages(batch: Batch, page_size: int) -> PagePlan:
-    """Plan attention for a batch with prompts. Each decoding row becomes a segment of one token."""
+    """Plan attention for a batch with prompts. Each token of a decoding row becomes a segment."""
     offsets, starts, tables = [torch.zeros(1, dtype=torch.int64)], list[Tensor](), list[Tensor]()
     prompts, longest, device = 0, 0, batch.tokens.device
     if batch.prefill:
@@ -111,10 +130,11 @@ def _plan_pages(batch: Batch, page_size: int) -> PagePlan:
         tables.append(batch.prefill.page_table)
         prompts, longest = len(tables[0]), int(offsets[0].diff().max())
     if batch.decode:
-        rows, first = len(batch.decode.slots), int(offsets[0][-1])
-        offsets.append(torch.arange(first + 1, first + 1 + rows))
-        starts.append(batch.decode.positions)
-        tables.append(batch.decode.page_table)
+        first = int(offsets[0][-1])
+        of_rows = _plan_rows(batch.decode, batch.positions[first:], page_size)
+        offsets.append(torch.arange(first + 1, len(batch.positions) + 1))
+        starts.append(of_rows.starts)
+        tables.append(of_rows.table)
     bounds, table = torch.cat(offsets), _stack(tables)
     segment = torch.repeat_interleave(torch.arange(len(table)), bounds.diff()).to(table.device)
     page = table[segment, batch.positions // page_size].long()
@@ -123,12 +143,17 @@ def _plan_pages(batch: Batch, page_size: int) -> PagePlan:
     return PagePlan(bounds.to(device), of_segments, table, places, prompts, longest)
 
 
-def _plan_rows(rows: Decode, page_size: int) -> PagePlan:
-    """Plan attention for decoding rows only. Each decoding step runs this function, and _plan_pages would be slower."""
-    offsets = torch.arange(len(rows.slots) + 1, device=rows.slots.device)
-    page = rows.page_table.gather(1, (rows.positions // page_size)[:, None])[:, 0].long()
-    places = page * page_size + rows.positions % page_size
-    return PagePlan(offsets, rows.positions, rows.page_table, places, 0, 0)
+def _plan_rows(rows: Decode, positions: Tensor, page_size: int) -> PagePlan:
+    """Plan attention for decoding rows only. Each decoding step runs this function, and _plan_pages would be slower.
+
+    Each draft is a segment too, so that its result has the bits of a step without drafts.
+    positions: int64 [tokens], of all tokens that the rows feed.
+    """
+    table, offsets = rows.page_table, torch.arange(len(positions) + 1, device=positions.device)
+    if rows.drafts is not None:
+        table = table.repeat_interleave(rows.drafts.offsets.diff(), 0)
+    page = table.gather(1, (positions // page_size)[:, None])[:, 0].long()
+    return PagePlan(offsets, positions, table, page * page_size + positions % page_size, 0, 0)
 
 
 def _stack(tables: list[Tensor]) -> Tensor:

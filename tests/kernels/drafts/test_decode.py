@@ -91,10 +91,11 @@ def test_the_bits_are_those_of_one_token_at_a_time(
     layer, chance = make(seed, dtype, states, rows), random.Random(seed)
     slots, start = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(seed))[:rows], 1000
     plain = tuple(pool.clone() for pool in layer.pools)
+    places = torch.arange(start, start + TOKENS).split(1)
     expected = [
-        [layer.feed([row * TOKENS + t], slots[row : row + 1], torch.tensor([start + t]), pools=plain) for t in range(TOKENS)]
+        [layer.feed([row * TOKENS + t], slots[row : row + 1], at, pools=plain) for t, at in enumerate(places)]
         for row in range(rows)
-    ]  # fmt: skip
+    ]
     done, pending = [0] * rows, [0] * rows  # tokens whose results are known, and those of them that are not stored
     while min(done) < TOKENS or any(pending):
         going = [row for row in chance.sample(range(rows), rows) if done[row] < TOKENS or pending[row]]
