@@ -168,9 +168,8 @@ def allocate(
     state, views = stretches(slots, model.state_specs(), device)
     page_specs = [TensorSpec((page_size, *spec.shape), spec.dtype) for spec in model.kv_specs()]
     blocks, page_views = stretches(pages, page_specs, device)
-    rings = [
-        torch.zeros(rows, drafts, *spec.shape, dtype=spec.dtype, device=device) for spec in model.ring_specs() if drafts
-    ]
+    specs = model.ring_specs() if drafts else []
+    rings = [torch.zeros(rows, drafts, *spec.shape, dtype=spec.dtype, device=device) for spec in specs]
     return Pools(state, blocks, views, page_views, page_size, rings)
 
 

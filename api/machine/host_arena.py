@@ -1,5 +1,6 @@
 """The arena of host copies: on a GPU page-locked by several threads while weights load, on a CPU only mapped."""
 
+import contextlib
 import mmap
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -45,8 +46,12 @@ def mapped_arena(model: Model, nbytes: int, page_size: int) -> Arena:
 
 
 def _mapped(nbytes: int) -> Tensor:
-    """Map uint8 [nbytes]. Raises OSError if that is refused."""
-    return torch.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
+    """Map uint8 [nbytes], in huge pages where the system has them. Raises OSError if that is refused."""
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 class ArenaStart:

@@ -11,7 +11,7 @@ from baton.kernels.drafts.feed import Drafts
 def decode_drafts(
     decode: Callable[..., Tensor],
     projections: tuple[Tensor, ...],
-    kept: tuple[slice, ...],
+    columns: tuple[slice, ...],
     constants: object,
     conv_pool: Tensor,
     state_pool: Tensor,
@@ -27,8 +27,7 @@ def decode_drafts(
     decode: the operation for one token of each row, which takes (*projections, constants, conv_pool, state_pool, slots,
         positions) and updates both pools.
     projections: the layer's inputs, [fed tokens, columns] each.
-    kept: the columns of each projection that decide the state, as they stand in the ring one after the other; an empty
-        slice where none does.
+    columns: those of each projection that decide the state, in their order in the ring; an empty slice where none does.
     slots: int64 [R], all different.
     positions: int64 [R], the absolute position of the first token that each row feeds.
     ring: [rings, K, columns], in the projections' dtype; the inputs of a row's first drafts go to its beginning.
@@ -37,7 +36,7 @@ def decode_drafts(
     for row, (replayed, first, end, index) in enumerate(drafts.rows):
         slot, position = slots[row : row + 1], positions[row : row + 1]
         for draft in range(replayed):
-            inputs = _with_columns(projections, kept, ring[index, draft])
+            inputs = _with_columns(projections, columns, ring[index, draft])
             y = decode(*inputs, constants, conv_pool, state_pool, slot, position - replayed + draft)
             outputs.append(y[:0])  # where no row feeds a token, the result has no rows, but columns
         inputs_of = [[x[token : token + 1] for x in projections] for token in range(first, end)]
@@ -47,17 +46,17 @@ def decode_drafts(
                 pools, where = (conv_pool[slot], state_pool[slot]), torch.zeros_like(slot)
             outputs.append(decode(*inputs, constants, *pools, where, position + number))
         for draft, token in enumerate(range(first + 1, end)):
-            ring[index, draft] = torch.cat([x[token, part] for x, part in zip(projections, kept, strict=True)])
+            ring[index, draft] = torch.cat([x[token, part] for x, part in zip(projections, columns, strict=True)])
     return torch.cat(outputs)
 
 
-def _with_columns(projections: tuple[Tensor, ...], kept: tuple[slice, ...], inputs: Tensor) -> list[Tensor]:
+def _with_columns(projections: tuple[Tensor, ...], columns: tuple[slice, ...], inputs: Tensor) -> list[Tensor]:
     """Return projections of one token with these inputs. Columns that decide no state are 0."""
     result, at = list[Tensor](), 0
-    for projection, part in zip(projections, kept, strict=True):
-        columns = projection.new_zeros(1, projection.shape[1])
-        target = columns[:, part]
+    for projection, part in zip(projections, columns, strict=True):
+        line = projection.new_zeros(1, projection.shape[1])
+        target = line[:, part]
         target[0] = inputs[at : at + target.shape[1]]
         at += target.shape[1]
-        result.append(columns)
+        result.append(line)
     return result

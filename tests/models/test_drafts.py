@@ -86,8 +86,8 @@ def assert_drafts_change_no_bit(model: Model, seed: int = 0) -> None:
             drafted.replay(row, PROMPT + TOKENS, count)
     assert torch.equal(drafted.pools.slots, plain.pools.slots)
     whole = (PROMPT + TOKENS) // PAGE
-    for kept, exact in zip(drafted.pools.pages, plain.pools.pages, strict=True):
-        assert torch.equal(kept[plain.table[:, :whole].long()], exact[plain.table[:, :whole].long()])
+    for found, exact in zip(drafted.pools.pages, plain.pools.pages, strict=True):
+        assert torch.equal(found[plain.table[:, :whole].long()], exact[plain.table[:, :whole].long()])
 
 
 @everywhere

@@ -98,7 +98,10 @@ def test_latent_attention_sums_only_the_latents() -> None:
 
 def test_the_page_plan_of_rows_alone_equals_the_general_one() -> None:
     rows = Decode(torch.arange(3), torch.tensor([0, 8, 29]), torch.randperm(12, dtype=torch.int32).view(3, 4))
-    alone, general = _plan_rows(rows, 8), _plan_pages(Batch(torch.zeros(3), rows.positions, None, rows), 8)
+    alone, general = (
+        _plan_rows(rows, rows.positions, 8),
+        _plan_pages(Batch(torch.zeros(3), rows.positions, None, rows), 8),
+    )
     for name in ("offsets", "starts", "table", "places"):
         assert torch.equal(getattr(alone, name), getattr(general, name)), name
     assert (alone.prompts, alone.longest) == (general.prompts, general.longest)

@@ -33,8 +33,8 @@ def delta_decode_drafts(
     arguments, where = (projected, constants, conv_pool, state_pool), (slots, positions, drafts, ring)
     if native.takes(*arguments):
         return native.delta_decode(*arguments, *where)
-    kept = (slice(state_pool.shape[1] * state_pool.shape[2], None),)
-    return decode_drafts(delta_decode, (projected,), kept, constants, conv_pool, state_pool, *where)
+    columns = (slice(state_pool.shape[1] * state_pool.shape[2], None),)
+    return decode_drafts(delta_decode, (projected,), columns, constants, conv_pool, state_pool, *where)
 
 
 def kda_decode_drafts(
@@ -56,5 +56,5 @@ def kda_decode_drafts(
     arguments, where = (projected, forget, gate, constants, conv_pool, state_pool), (slots, positions, drafts, ring)
     if native.takes_kda(*arguments):
         return native.kda_decode(*arguments, *where)
-    projections, kept = (projected, forget, gate), (slice(None), slice(None), slice(0))
-    return decode_drafts(kda_decode, projections, kept, constants, conv_pool, state_pool, *where)
+    projections, columns = (projected, forget, gate), (slice(None), slice(None), slice(0))
+    return decode_drafts(kda_decode, projections, columns, constants, conv_pool, state_pool, *where)

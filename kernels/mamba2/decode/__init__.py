@@ -49,6 +49,6 @@ def mixer_decode_drafts(
     if native.takes(*arguments):
         return native.mixer_decode(*arguments, slots, positions, drafts, ring)
     inner = state_pool.shape[1] * state_pool.shape[2]
-    kept = (slice(inner, None),)
+    columns = (slice(inner, None),)
     where = (slots, positions, drafts, ring)
-    return decode_drafts(mixer_decode, (projected,), kept, constants, conv_pool, state_pool, *where)
+    return decode_drafts(mixer_decode, (projected,), columns, constants, conv_pool, state_pool, *where)

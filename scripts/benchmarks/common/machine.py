@@ -6,12 +6,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 import torch
 
 from baton.kernels.runtime.cpp.bandwidth import NUMBERS, PASSES, read_bandwidth
+from baton.kernels.runtime.cpp.targets import cpu_features, machine, usable_targets
 
 PROC = Path("/proc")
 IDLE = (3, 4)  # columns of /proc/stat: idle, waiting for I/O
@@ -78,7 +80,7 @@ class Probe:
 
     read: float  # bytes read
     updated: float  # bytes read plus bytes written by an in-place update; up to twice `read`: reads and writes overlap
-    operations: float  # floating-point operations of a bfloat16 matrix product
+    operations: float  # floating-point operations of a matrix product, in bfloat16 or float32: what is faster
 
 
 def probe(threads: int) -> Probe:
@@ -91,9 +93,21 @@ def update_bandwidth(threads: int) -> float:
 
 
 def matrix_rate(threads: int) -> float:
+    """Return the operations per second of torch's fastest matrix product. Without AVX-512 its bfloat16 is very slow."""
     rows, inner, columns = 512, 768, 3072
-    a, b = (torch.ones(shape, dtype=torch.bfloat16) for shape in ((rows, inner), (inner, columns)))
-    return 2 * rows * inner * columns / least_time(lambda: torch.matmul(a, b), threads)
+    seconds = []
+    for dtype in (torch.bfloat16, torch.float32):
+        a, b = (torch.ones(shape, dtype=dtype) for shape in ((rows, inner), (inner, columns)))
+        seconds.append(least_time(partial(torch.matmul, a, b), threads))
+    return 2 * rows * inner * columns / min(seconds)
+
+
+def cpu_name(cpuinfo: Path = PROC / "cpuinfo") -> str:
+    """Return the CPU's name and the best target of native code for it."""
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    targets = usable_targets(machine(), cpu_features(cpuinfo))
+    return f"{names[0] if names else 'unknown CPU'} ({targets[0].name if targets else 'no target'})"
 
 
 def least_time(compute: Callable[[], object], threads: int) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from scripts.benchmarks.common.contenders import Contender, Entry, Workbench, read_entry
 from scripts.benchmarks.common.figures import Spread, describe_machine, ratios, table, write_json
 from scripts.benchmarks.common.floors import Floor, floor_of
-from scripts.benchmarks.common.machine import QUIET, Probe, Watch, probe
+from scripts.benchmarks.common.machine import QUIET, Probe, Watch, cpu_name, probe
 
 DEFAULT = ("baton", "bare", "transformers", "llama.cpp:bf16", "llama.cpp:q8_0", "llama.cpp:q4_0")
 FOR_HYBRIDS = ("openvino:int8", "openvino:bf16")
@@ -191,6 +191,7 @@ def show(turns: Sequence[Turn], entries: Sequence[Entry], plan: Plan, config: di
     speeds, rates = [turn.probe.read / 1e9 for turn in turns], [turn.probe.operations / 1e9 for turn in turns]
     busy = sum(turn.others > QUIET for turn in turns)
     print(
-        f"\n{plan.rounds} rounds; memory read at {min(speeds):.0f} to {max(speeds):.0f} GB/s, products at "
+        f"\n{cpu_name()}; {plan.rounds} rounds; "
+        f"memory read at {min(speeds):.0f} to {max(speeds):.0f} GB/s, products at "
         f"{min(rates):,.0f} to {max(rates):,.0f} GFLOP/s; in {busy} of {len(turns)} turns other processes ran"
     )

@@ -1,6 +1,8 @@
 """The arena of host copies for a GPU: locked once, by threads that have entered the device, within --host-memory."""
 
 import mmap
+import re
+from pathlib import Path
 
 import pytest
 import structlog
@@ -8,12 +10,13 @@ import torch
 
 from baton.api.config import Config
 from baton.api.machine import host_arena
-from baton.api.machine.host_arena import MOST_LOCKED_BY_DEFAULT, ArenaStart, host_bytes, lines_of
+from baton.api.machine.host_arena import MOST_LOCKED_BY_DEFAULT, ArenaStart, host_bytes, lines_of, mapped_arena
 from baton.models.batch import TensorSpec, allocate
 from tests.actors.forward.story import model_of
 from tests.api.machine.fake_cuda import FakeCuda
 
 DEVICE = torch.device("cuda", 1)
+SMAPS = Path("/proc/self/smaps")
 
 
 @pytest.fixture(autouse=True)
@@ -94,3 +97,16 @@ def test_the_lines_are_those_of_the_pools() -> None:
 
     lines = lines_of(Odd(), 3)  # type: ignore[arg-type]
     assert (lines.state_bytes, lines.page_bytes) == (64 + 128, 64)
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="only Linux says which memory may have huge pages")
+def test_a_cpus_arena_is_mapped_in_huge_pages() -> None:
+    arena = mapped_arena(model_of("mamba2"), 10_000_000, 16)
+    lines = arena.take(1)
+    assert lines is not None
+    at, flags = lines[0].data_ptr(), ""
+    for mapping in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", SMAPS.read_text()):
+        begin, end = (int(bound, 16) for bound in mapping.split(" ", 1)[0].split("-"))
+        if begin <= at < end:
+            flags = mapping.partition("VmFlags:")[2]
+    assert "hg" in flags.split() or not Path("/sys/kernel/mm/transparent_hugepage").exists()

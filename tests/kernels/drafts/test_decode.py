@@ -41,9 +41,9 @@ class Layer:
     ring: Tensor
 
     def feed(self, tokens: list[int], *where: object, pools: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        given = tuple(x[torch.tensor(tokens, dtype=torch.int64)] for x in self.inputs)
+        chosen = tuple(x[torch.tensor(tokens, dtype=torch.int64)] for x in self.inputs)
         form = self.decode_drafts if len(where) > 2 else self.decode
-        return form(*given, self.constants, *(pools or self.pools), *where)
+        return form(*chosen, self.constants, *(pools or self.pools), *where)
 
 
 def mamba2_layer(seed: int, dtype: torch.dtype, states: torch.dtype, rows: int) -> Layer:
