@@ -27,13 +27,15 @@ class Drafts:
     offsets: Tensor  # int64 [rows + 1]: row r feeds the tokens offsets[r] to offsets[r + 1] of all that are fed
     rings: Tensor  # int64 [rows], all different: the index of each row's ring
     tokens: int  # number of tokens that all rows compute: begins[rows]
+    most: int  # most drafts that a row replays or feeds
 
     @classmethod
     def of(cls, replays: Sequence[int], fed: Sequence[int], rings: Sequence[int]) -> "Drafts":
         """Return the Drafts of rows that replay and feed these numbers of tokens."""
         offsets = torch.tensor([0, *fed]).cumsum(0)
         begins = offsets + torch.tensor([0, *replays]).cumsum(0)
-        return cls(begins, offsets, torch.tensor(list(rings)), sum(replays) + sum(fed))
+        most = max([0, *replays, *(count - 1 for count in fed)])
+        return cls(begins, offsets, torch.tensor(list(rings)), sum(replays) + sum(fed), most)
 
     @property
     def rows(self) -> list[tuple[int, int, int, int]]:

@@ -31,6 +31,8 @@ def feed_arguments(
     if ring is None or ring.dtype != projected.dtype or ring.shape[2] != columns or ring.shape[1] > MOST_DRAFTS:
         found = "no ring" if ring is None else f"a ring {tuple(ring.shape)} of {ring.dtype}"
         raise ValueError(f"{found} for inputs of {columns} in {projected.dtype}")
+    if drafts.most > ring.shape[1]:
+        raise ValueError(f"{drafts.most} drafts of a row in a ring for {ring.shape[1]}")
     if not ring.is_contiguous() or len(drafts.rings) != rows:
         raise ValueError(f"the ring must be contiguous, with {rows} indices")
     pointers = drafts.begins.data_ptr(), drafts.offsets.data_ptr(), drafts.rings.data_ptr()

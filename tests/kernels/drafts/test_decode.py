@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import product
 
 import pytest
 import torch
@@ -139,8 +138,11 @@ def test_threads_change_no_bit(make: Callable[..., Layer], rows: int) -> None:
 def test_rings_that_do_not_fit_are_refused() -> None:
     drafts, projected = Drafts.of([0], [2], [0]), torch.zeros(2, 8)
     rings = [None, torch.zeros(1, 4, 7), torch.zeros(1, 4, 8, dtype=BF16), torch.zeros(1, MOST_DRAFTS + 1, 8)]
-    for ring, width in product(rings, (8,)):
+    for ring in rings:
         with pytest.raises(ValueError, match="ring"):
-            feed_arguments(projected, 1, width, drafts, ring)
+            feed_arguments(projected, 1, 8, drafts, ring)
+    for too_many in (Drafts.of([0], [6], [0]), Drafts.of([5], [1], [0])):
+        with pytest.raises(ValueError, match="5 drafts of a row in a ring for 4"):
+            feed_arguments(projected, 1, 8, too_many, torch.zeros(1, 4, 8))
     with pytest.raises(ValueError, match="2 tokens for 1 rows"):
         feed_arguments(projected, 1, 8, None, None)
