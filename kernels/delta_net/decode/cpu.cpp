@@ -10,9 +10,8 @@
 #include <cmath>
 #include <type_traits>
 
-#include "conv1d/update.h"
 #include "delta_net/rule/unit.h"
-#include "drafts/feed.h"
+#include "drafts/convolve.h"
 #include "runtime/cpp/numbers.h"
 #include "runtime/cpp/parallel.h"
 #include "runtime/cpu_graph/call.h"
@@ -118,7 +117,7 @@ template <int SIZE, class S, class Decay>
 __attribute__((always_inline)) inline float advance(S *at, const Token<Decay> &token, float x, uint32_t place,
                                                     words lanes, int64_t any_size) {
     const int64_t size = SIZE ? SIZE : any_size, whole = size / LANES * LANES;
-    const Decay &decay = token.decay;
+    const Decay decay = token.decay;  // A copy: the compiler would read it again after each store to the state.
     const float *const k = token.k, *const keys = decay.keys(), *const queries = decay.queries();
     floats with_k{}, with_q{};
 #pragma GCC unroll 8
@@ -150,15 +149,15 @@ void update(S *state, S *draft, const Token<Decay> *tokens, int64_t stored, int6
     const int64_t size = SIZE ? SIZE : any_size;
     words lanes;
     for (int lane = 0; lane < LANES; lane++) lanes[lane] = lane;
+    const auto one = [=](S *at, const Token<Decay> &token, int64_t p) {
+        const uint32_t place = token.place + static_cast<uint32_t>(p * size);
+        token.x[p] = advance<SIZE>(at, token, token.x[p], place, lanes, any_size);
+    };
     for (int64_t p = 0; p < width; p++, state += size) {
-        const auto one = [&](S *at, const Token<Decay> &token) {
-            const uint32_t place = token.place + static_cast<uint32_t>(p * size);
-            token.x[p] = advance<SIZE>(at, token, token.x[p], place, lanes, any_size);
-        };
-        for (int64_t t = 0; t < stored; t++) one(state, tokens[t]);
+        for (int64_t t = 0; t < stored; t++) one(state, tokens[t], p);
         if (stored == count) continue;
         std::memcpy(draft, state, size * sizeof(S));
-        for (int64_t t = stored; t < count; t++) one(draft, tokens[t]);
+        for (int64_t t = stored; t < count; t++) one(draft, tokens[t], p);
     }
 }
 
@@ -197,17 +196,9 @@ struct Net {
 
     // Convolve `count` channels of each of a row's tokens; the results of token t go to `to` + t·stride.
     void convolve(int64_t row, int64_t channel, int64_t count, float *to, int64_t stride) const {
-        float *history = conv_pool + slots[row] * conv_stride + channel;
-        int64_t apart = s.channels();
-        for (int64_t t = 0; t < feed.tokens(row); t++, to += stride) {
-            if (t == feed.stored(row)) {
-                float *const drafts = scratch(2, (s.kernel - 1) * count);
-                copy_history(s.kernel, apart, history, drafts, count);
-                history = drafts, apart = count;
-            }
-            baton::convolve(s.kernel, s.channels(), inputs_of(row, t) + channel, c.taps + channel,
-                            c.conv_bias ? c.conv_bias + channel : nullptr, history, apart, to, count);
-        }
+        const Convolution all{s.kernel, s.channels(), c.taps, c.conv_bias};
+        const auto inputs = [=](int64_t t) { return inputs_of(row, t); };
+        all.run(feed, row, channel, count, inputs, conv_pool + slots[row] * conv_stride, 2, to, stride);
     }
 
     // Compute one key head of one row, and all heads that use it.

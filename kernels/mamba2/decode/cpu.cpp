@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "conv1d/update.h"
-#include "drafts/feed.h"
+#include "drafts/convolve.h"
 #include "runtime/cpp/numbers.h"
 #include "runtime/cpp/parallel.h"
 #include "runtime/cpu_graph/call.h"
@@ -45,17 +44,18 @@ __attribute__((always_inline)) inline float advance(S *at, const Token &token, f
                                                     int64_t any_size) {
     const int64_t size = SIZE ? SIZE : any_size, whole = size / LANES * LANES;
     const float *const B = token.B, *const C = token.C;
+    const float decay = token.decay;  // A copy: the compiler would read it again after each store to the state.
     floats even{}, odd{};
 #pragma GCC unroll 8
     for (int64_t n = 0; n < whole; n += LANES) {
         __builtin_prefetch(at + n + AHEAD / sizeof(S), 0, SECOND_CACHE);
-        const floats h = load(at + n) * token.decay + load(B + n) * fed;
+        const floats h = load(at + n) * decay + load(B + n) * fed;
         keep(at + n, h, lanes + (place + static_cast<uint32_t>(n)));
         (n / LANES % 2 ? odd : even) += h * load(C + n);
     }
     float total = sum(even + odd);
     for (int64_t n = whole; n < size; n++) {
-        const float h = to_float(at[n]) * token.decay + B[n] * fed;
+        const float h = to_float(at[n]) * decay + B[n] * fed;
         keep(at + n, h, place + static_cast<uint32_t>(n));
         total += h * C[n];
     }
@@ -71,16 +71,16 @@ void update(S *state, S *draft, const Token *tokens, int64_t stored, int64_t cou
     const int64_t size = SIZE ? SIZE : any_size;
     words lanes;
     for (int lane = 0; lane < LANES; lane++) lanes[lane] = lane;
+    const auto one = [=](S *at, const Token &token, int64_t p) {
+        const float x = token.x[p];
+        const uint32_t place = token.place + static_cast<uint32_t>(p * size);
+        token.x[p] = advance<SIZE>(at, token, token.dt * x, place, lanes, any_size) + D * x;
+    };
     for (int64_t p = 0; p < width; p++, state += size) {
-        const auto one = [&](S *at, const Token &token) {
-            const float x = token.x[p];
-            const uint32_t place = token.place + static_cast<uint32_t>(p * size);
-            token.x[p] = advance<SIZE>(at, token, token.dt * x, place, lanes, any_size) + D * x;
-        };
-        for (int64_t t = 0; t < stored; t++) one(state, tokens[t]);
+        for (int64_t t = 0; t < stored; t++) one(state, tokens[t], p);
         if (stored == count) continue;
         std::memcpy(draft, state, size * sizeof(S));
-        for (int64_t t = stored; t < count; t++) one(draft, tokens[t]);
+        for (int64_t t = stored; t < count; t++) one(draft, tokens[t], p);
     }
 }
 
@@ -140,17 +140,9 @@ struct Mixer {
 
     // Convolve `count` channels of each of a row's tokens; the results of token t go to `to` + t·stride.
     void convolve(int64_t row, int64_t channel, int64_t count, float *to, int64_t stride) const {
-        float *history = conv_pool + slots[row] * conv_stride + channel;
-        int64_t apart = s.channels();
-        for (int64_t t = 0; t < feed.tokens(row); t++, to += stride) {
-            if (t == feed.stored(row)) {
-                float *const drafts = scratch(1, (s.kernel - 1) * count);
-                copy_history(s.kernel, apart, history, drafts, count);
-                history = drafts, apart = count;
-            }
-            baton::convolve(s.kernel, s.channels(), inputs_of(row, t) + channel, c.taps + channel,
-                            c.conv_bias ? c.conv_bias + channel : nullptr, history, apart, to, count);
-        }
+        const Convolution all{s.kernel, s.channels(), c.taps, c.conv_bias};
+        const auto inputs = [=](int64_t t) { return inputs_of(row, t); };
+        all.run(feed, row, channel, count, inputs, conv_pool + slots[row] * conv_stride, 1, to, stride);
     }
 
     // Convolve the B and C of a row's tokens, which all heads of a group share.
