@@ -50,7 +50,7 @@ class BatchPlan:
         """The mask of padding rows, bool [rows], in a step that only decodes; None if no row is padding."""
         return self.decode.padding if self.decode and not self.prefill else None
 
-    def mix(self, index: int, kernels: "MixKernels", constants: object, *inputs: Tensor) -> Tensor:
+    def mix(self, index: int, kernels: MixKernels, constants: object, *inputs: Tensor) -> Tensor:
         """Run a recurrent layer's kernels over the batch.
 
         index: the layer's number among the model's recurrent layers, from 0. Its state tensors are pools.state[2·index]

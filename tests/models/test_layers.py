@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from baton.kernels.drafts import Drafts
 from baton.kernels.linear.dense import cpu
 from baton.kernels.linear.quantized import QuantizedWeight
 from baton.kernels.moe.experts import experts, pack
@@ -96,12 +97,17 @@ def test_latent_attention_sums_only_the_latents() -> None:
     assert widths == {13}
 
 
-def test_the_page_plan_of_rows_alone_equals_the_general_one() -> None:
-    rows = Decode(torch.arange(3), torch.tensor([0, 8, 29]), torch.randperm(12, dtype=torch.int32).view(3, 4))
-    alone, general = (
-        _plan_rows(rows, rows.positions, 8),
-        _plan_pages(Batch(torch.zeros(3), rows.positions, None, rows), 8),
-    )
+@pytest.mark.parametrize("drafts", [None, Drafts.of([0, 2, 0], [1, 3, 2], [0, 1, 2])])
+def test_the_page_plan_of_rows_alone_equals_the_general_one(drafts: Drafts | None) -> None:
+    table = torch.randperm(12, dtype=torch.int32).view(3, 4)
+    rows = Decode(torch.arange(3), torch.tensor([0, 8, 29]), table, drafts=drafts)
+    tokens = [(0, 0), (1, 8), (2, 29)] if drafts is None else [(0, 0), (1, 8), (1, 9), (1, 10), (2, 29), (2, 30)]
+    positions = torch.tensor([position for _, position in tokens])
+    alone = _plan_rows(rows, positions, 8)
+    general = _plan_pages(Batch(torch.zeros(len(tokens)), positions, None, rows), 8)
     for name in ("offsets", "starts", "table", "places"):
         assert torch.equal(getattr(alone, name), getattr(general, name)), name
+    assert alone.places.tolist() == [8 * int(table[row, at // 8]) + at % 8 for row, at in tokens]
+    assert torch.equal(alone.table, table[[row for row, _ in tokens]]) and torch.equal(alone.starts, positions)
+    assert alone.offsets.tolist() == list(range(len(tokens) + 1))
     assert (alone.prompts, alone.longest) == (general.prompts, general.longest)
