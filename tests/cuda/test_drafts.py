@@ -1,0 +1,72 @@
+"""Decoding with drafts on a GPU gives the results of decoding one token at a time.
+
+The bits are the same where the products of projections have the same number of rows. cuBLAS chooses its kernel by the
+number of rows, and two kernels may sum in different orders, so results with drafts otherwise differ by rounding.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from baton.kernels.linear.dense import cpu as dense
+from baton.kernels.linear.per_head import cpu as per_head
+from baton.models.loading.checkpoint import random_model
+from tests.kernels.drafts.layers import LAYERS, Make, assert_drafts_change_no_bit
+from tests.models.drafting import MOST, ROWS, assert_drafts_change_nothing
+from tests.models.oracle import CHECKPOINTS, settings_of
+
+CUDA = torch.device("cuda", 0)
+F32, BF16 = torch.float32, torch.bfloat16
+DTYPES = pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+MOST_TOKENS = ROWS * (1 + MOST)
+
+
+@pytest.fixture
+def equal_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute each projection for MOST_TOKENS rows, some of which are zeros."""
+
+    def padded(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def compute(x: Tensor, *more: object) -> Tensor:
+            missing = MOST_TOKENS - len(x)
+            return form(F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)), *more)[: len(x)]
+
+        return compute
+
+    for module, name in ((dense, "linear"), (per_head, "head_linear")):
+        monkeypatch.setattr(module, name, padded(getattr(module, name)))
+
+
+@DTYPES
+@pytest.mark.usefixtures("equal_products")
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_drafts_change_no_bit(name: str, dtype: torch.dtype) -> None:
+    assert_drafts_change_nothing(random_model(settings_of(name), dtype, CUDA, seed=0), device=CUDA)
+
+
+@pytest.mark.usefixtures("equal_products")
+@pytest.mark.parametrize("name", ["mamba2", "nemotron_h", "qwen3_next", "kimi_linear"])
+def test_states_in_bfloat16_are_rounded_alike(name: str) -> None:
+    assert_drafts_change_nothing(random_model(settings_of(name), BF16, CUDA, 1, BF16), 1, CUDA)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_drafts_change_results_only_by_rounding(name: str) -> None:
+    """A float32 product of up to 300 columns differs by at most 300 · 2**-24 of its terms, about 2e-5."""
+
+    def assert_close(found: Tensor, expected: Tensor) -> None:
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+    assert_drafts_change_nothing(random_model(settings_of(name), F32, CUDA, 0), 0, CUDA, assert_close)
+
+
+@pytest.mark.parametrize("typical", [False, True], ids=["small", "typical"])
+@pytest.mark.parametrize("states", [F32, BF16], ids=lambda dtype: f"states in {dtype}")
+@DTYPES
+@pytest.mark.parametrize("make", LAYERS)
+def test_a_layers_kernels_change_no_bit(make: Make, dtype: torch.dtype, states: torch.dtype, typical: bool) -> None:
+    for seed in range(2 if typical else 6):
+        rows = seed % 4 + 1
+        assert_drafts_change_no_bit(make(seed, dtype, states, rows, typical, CUDA), rows, seed)
