@@ -1,12 +1,12 @@
 """The draws of reference.py in Triton, without sorting the vocabulary.
 
-The kernels, each of which splits a row's vocabulary over several programs except for the last:
+The kernels, each of which splits a row's vocabulary over several programs unless it has one program per row:
 1. _find_best: the greatest logit of each split.
-2. _weigh: the sum of each split's weights. If top_k or top_p cut the row, also how many tokens lie within each of
-   DISTANCES distances from the greatest logit, and their weight.
-3. _list, if some row is cut: derives from these numbers a distance within which the cut lies, and lists the tokens
-   within it if they are few.
-4. draw, one program per row: finds the cut, by sorting the list if it is short and by bisection otherwise, and draws.
+2. _weigh: the sum of each split's weights. If top_k or top_p cut the row, also the number of tokens in each of BINS
+   bins, which are ranges of the distance from the greatest logit.
+3. _narrow, if some row is cut, one program per row: derives from these numbers in which bins the cut can be.
+4. _list, if some row is cut: lists the tokens of these bins if they are few, and sums the weights above them.
+5. draw, one program per row: finds the cut, by sorting the list if it is short and by bisection otherwise, and draws.
 
 All sums are sums of integers, so a draw depends neither on the splits nor on other rows of the batch.
 """
@@ -19,7 +19,16 @@ from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, laun
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 from baton.kernels.sampling.reference import Sampled, SamplingTensors
-from baton.kernels.sampling.triton_cut import NO_LIMIT, amounts_of, distance, limit_of, narrowed
+from baton.kernels.sampling.triton_cut import (
+    BINS,
+    NO_LIMIT,
+    bins_of,
+    in_word,
+    limit_of,
+    narrowed,
+    ones_of,
+    store_counts,
+)
 from baton.kernels.sampling.triton_draw import best_of, draw, sums_of
 from baton.kernels.sampling.triton_numbers import (
     LOWEST,
@@ -33,10 +42,9 @@ from baton.kernels.sampling.triton_numbers import (
     weights_of,
 )
 
-DISTANCES = 16
-"""Number of distances from the greatest logit for which tokens are counted."""
 SPLIT_CONFIG = KernelConfig({"SPLIT": 4096}, warps=8)
 BEST_CONFIG = KernelConfig(warps=1)
+NARROW_CONFIG = KernelConfig(warps=4)
 DRAW_CONFIG = KernelConfig({"LIST": 16384, "SORT": 512, "CHUNK": 512}, warps=8)
 
 
@@ -93,28 +101,33 @@ def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
         values.contiguous()
         for values in (params.temperature, params.top_k, params.top_p, params.min_p, params.seed, params.position)
     )
-    sums, within, listed = torch.empty_like(best), None, None
-    if params.any_truncated is not False:
-        within = best.new_empty(rows, splits, DISTANCES)
-        listed = best.new_empty(rows, draw_config.blocks["LIST"], dtype=torch.int32)
-    bounds = temperature, top_k, top_p, min_p
-    row_constants["DISTANCES"] = DISTANCES
-    launch(_weigh, (rows, splits), logits, best, *bounds, sums, within, config=config, **row_constants)
-    if listed is not None:
+    sums, bounds = torch.empty_like(best), (temperature, top_k, top_p, min_p)
+    narrowing: tuple[Tensor | None, ...] = None, None, None, None
+    if params.any_truncated is False:
+        launch(_weigh, (rows, splits), logits, best, *bounds, sums, None, config=config, **row_constants, PARTS=1)
+    else:
+        counts = best.new_empty(rows, splits, BINS.value // 4)
+        # Each thread has 4 neighbouring logits of each part.
+        weigh_config = KernelConfig(config.blocks, warps=max(1, config.blocks["SPLIT"] // 1024))
+        weighed = logits, best, *bounds, sums, counts
+        launch(_weigh, (rows, splits), *weighed, config=weigh_config, **row_constants, PARTS=8)
+        spans = best.new_empty(rows, 2, dtype=torch.int32), best.new_empty(rows, splits, dtype=torch.int32)
+        of_rows = *bounds[:3], best, sums, counts.view(torch.int16), *spans
+        launch(_narrow, (rows,), *of_rows, config=NARROW_CONFIG, **row_constants)
+        above, ranks = best.new_empty(rows, splits, 2), best.new_empty(rows, draw_config.blocks["LIST"])
+        narrowing = *spans, above, ranks
         launch(
             _list,
             (rows, splits),
             logits,
             best,
             *bounds,
-            sums,
-            within,
-            listed,
+            *narrowing,
             config=config,
             **row_constants,
-            LIST=listed.shape[1],
+            LIST=ranks.shape[1],
         )
-    arguments = logits, best, *bounds, seed, position, sums, within, listed, tokens, finite
+    arguments = logits, best, *bounds, seed, position, sums, *narrowing, tokens, finite
     launch(draw, (rows,), *arguments, config=draw_config, **row_constants, SPLIT=config.blocks["SPLIT"])
     return Sampled(tokens, finite)
 
@@ -154,37 +167,102 @@ def _weigh(
     top_p_ptr,
     min_p_ptr,
     sums_ptr,
-    within_ptr,
+    counts_ptr,
     VOCAB: tl.constexpr,
     STRIDE: tl.constexpr,
     SPLITS: tl.constexpr,
     LANES: tl.constexpr,
-    DISTANCES: tl.constexpr,
+    PARTS: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Sum the weights of one split, and count its tokens within each distance.
+    """Sum the weights of one split, and count its tokens in each bin.
 
     sums_ptr gets the sum of the weights that min_p keeps; for a row that top_k or top_p cut, the sum of all weights.
-    within_ptr gets, for such a row, the tokens within each distance and their weight (amounts_of). None: no row is cut.
+    counts_ptr gets, for such a row, the tokens of each bin, as store_counts stores them. None: no row is cut.
     """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
     greatest = logits_of(best_of(best_ptr, row, SPLITS, LANES))
     if (temperature > 0) & is_finite(greatest):
-        ids = split * SPLIT + tl.arange(0, SPLIT)
-        logits = tl.load(logits_ptr + row * STRIDE + ids, ids < VOCAB, other=float("-inf"))
+        row_ptr, sum_ptr = logits_ptr + row * STRIDE, sums_ptr + row * SPLITS + split
+        least = least_weight(tl.load(min_p_ptr + row))
+        if counts_ptr is None:
+            _weigh_split(row_ptr, split, least, greatest, temperature, sum_ptr, None, VOCAB, PARTS, SPLIT)
+        else:
+            is_cut = (limit_of(tl.load(top_k_ptr + row), VOCAB) < NO_LIMIT) | (tl.load(top_p_ptr + row) < 1)
+            if is_cut:
+                counts_of_split_ptr = counts_ptr + (row * SPLITS + split) * (BINS // 4)
+                _weigh_split(
+                    row_ptr, split, 0, greatest, temperature, sum_ptr, counts_of_split_ptr, VOCAB, PARTS, SPLIT
+                )
+            else:
+                _weigh_split(row_ptr, split, least, greatest, temperature, sum_ptr, None, VOCAB, PARTS, SPLIT)
+
+
+@jit
+def _weigh_split(
+    logits_ptr,
+    split,
+    least,
+    greatest,
+    temperature,
+    sum_ptr,
+    counts_ptr,
+    VOCAB: tl.constexpr,
+    PARTS: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """Store the sum of a split's weights of at least `least`, and its counts, unless counts_ptr is None.
+
+    PARTS: how many parts are read one after the other; 8 if there are counts.
+    """
+    sums = tl.zeros((SPLIT // PARTS,), tl.int64)
+    first, second, third, fourth = sums, sums, sums, sums  # counts of 16 bins each
+    for part in tl.static_range(PARTS):
+        ids = split * SPLIT + part * (SPLIT // PARTS) + tl.arange(0, SPLIT // PARTS)
+        logits = tl.load(logits_ptr + ids, ids < VOCAB, other=float("-inf"))
         scaled = scaled_of(logits, greatest, temperature)
         weights = weights_of(scaled)
-        least = least_weight(tl.load(min_p_ptr + row))
-        if within_ptr is not None:
-            is_cut = (limit_of(tl.load(top_k_ptr + row), VOCAB) < NO_LIMIT) | (tl.load(top_p_ptr + row) < 1)
-            least = tl.where(is_cut, 0, least)
-            if is_cut:
-                amounts = tl.where(ids < VOCAB, amounts_of(weights), 0)
-                for index in tl.static_range(DISTANCES):
-                    sum = tl.sum(tl.where(scaled >= distance(index, DISTANCES), amounts, 0), 0)
-                    tl.store(within_ptr + (row * SPLITS + split) * DISTANCES + index, sum)
-        tl.store(sums_ptr + row * SPLITS + split, tl.sum(tl.where(weights >= least, weights, 0), 0))
+        sums += tl.where(weights >= least, weights, 0)
+        if counts_ptr is not None:
+            bins = bins_of(scaled)
+            ones = ones_of(bins, ids < VOCAB)
+            first += in_word(ones, bins, 0)
+            second += in_word(ones, bins, 1)
+            third += in_word(ones, bins, 2)
+            fourth += in_word(ones, bins, 3)
+    tl.store(sum_ptr, tl.sum(sums, 0))
+    if counts_ptr is not None:
+        store_counts(counts_ptr, first, second, third, fourth)
+
+
+@jit
+def _narrow(
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    best_ptr,
+    sums_ptr,
+    counts_ptr,
+    range_ptr,
+    ends_ptr,
+    VOCAB: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Write what `narrowed` returns for a row that top_k or top_p cut. Shapes: [rows, 2] and [rows, SPLITS]."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature, top_p = tl.load(temperature_ptr + row), tl.load(top_p_ptr + row)
+    limit = limit_of(tl.load(top_k_ptr + row), VOCAB)
+    is_drawn = (temperature > 0) & is_finite(logits_of(best_of(best_ptr, row, SPLITS, LANES)))
+    if is_drawn & ((limit < NO_LIMIT) | (top_p < 1)):
+        mass, lanes = tl.sum(sums_of(sums_ptr, row, SPLITS, LANES), 0), tl.arange(0, LANES)
+        counts_of_row_ptr, threshold = counts_ptr + row * SPLITS * BINS, top_p_threshold(top_p, mass)
+        first, last, ends = narrowed(counts_of_row_ptr, limit, threshold, mass, SPLITS, LANES)
+        tl.store(range_ptr + 2 * row, first)
+        tl.store(range_ptr + 2 * row + 1, last)
+        tl.store(ends_ptr + row * SPLITS + lanes, ends, lanes < SPLITS)
 
 
 @jit
@@ -195,30 +273,49 @@ def _list(
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
-    sums_ptr,
-    within_ptr,
+    range_ptr,
+    ends_ptr,
+    above_ptr,
     listed_ptr,
     VOCAB: tl.constexpr,
     STRIDE: tl.constexpr,
     SPLITS: tl.constexpr,
     LANES: tl.constexpr,
-    DISTANCES: tl.constexpr,
     LIST: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """List the ids, ascending, of the tokens within the distance that contains the cut, if they are at most LIST."""
+    """List the ranks, in order of the ids, of the tokens in the bins in which the cut can be, if they are at most LIST.
+
+    above_ptr gets the sum of each split's weights in the bins above, and the sum of those of them that min_p keeps. It
+    is not written if there are no bins above.
+    """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature, top_p = tl.load(temperature_ptr + row), tl.load(top_p_ptr + row)
     limit = limit_of(tl.load(top_k_ptr + row), VOCAB)
     greatest = logits_of(best_of(best_ptr, row, SPLITS, LANES))
     if (temperature > 0) & is_finite(greatest) & ((limit < NO_LIMIT) | (top_p < 1)):
-        threshold = top_p_threshold(top_p, tl.sum(sums_of(sums_ptr, row, SPLITS, LANES), 0))
-        row_within_ptr = within_ptr + row * SPLITS * DISTANCES
-        lowest, counts = narrowed(row_within_ptr, limit, threshold, SPLITS, LANES, DISTANCES)
-        if tl.sum(counts, 0) <= LIST:
-            ids = split * SPLIT + tl.arange(0, SPLIT)
-            logits = tl.load(logits_ptr + row * STRIDE + ids, ids < VOCAB, other=float("-inf"))
-            is_within = (scaled_of(logits, greatest, temperature) >= lowest) & (ids < VOCAB)
-            before = tl.sum(tl.where(tl.arange(0, LANES) < split, counts, 0), 0)
-            places = before + tl.cumsum(is_within.to(tl.int32), 0) - 1
-            tl.store(listed_ptr + row * LIST + places, ids, is_within)
+        first, last = tl.load(range_ptr + 2 * row), tl.load(range_ptr + 2 * row + 1)
+        ends_of_row_ptr = ends_ptr + row * SPLITS
+        place, end = tl.load(ends_of_row_ptr + split - 1, split > 0, other=0), tl.load(ends_of_row_ptr + split)
+        if (tl.load(ends_of_row_ptr + SPLITS - 1) <= LIST) & ((place < end) | (first > 0)):
+            least = least_weight(tl.load(min_p_ptr + row))
+            above = tl.zeros((SPLIT // 4,), tl.int64)
+            above_least = above
+            # One quarter after the other: more programs run at a time, because each needs fewer registers.
+            for start in range(split * SPLIT, split * SPLIT + SPLIT, SPLIT // 4):
+                ids = start + tl.arange(0, SPLIT // 4)
+                logits = tl.load(logits_ptr + row * STRIDE + ids, ids < VOCAB, other=float("-inf"))
+                scaled = scaled_of(logits, greatest, temperature)
+                bins = bins_of(scaled)
+                is_listed = ((bins >= first) & (bins <= last) & (ids < VOCAB)).to(tl.int32)
+                places = place + tl.cumsum(is_listed, 0) - 1
+                tl.store(listed_ptr + row * LIST + places, ranks_of(logits, ids), is_listed != 0)
+                place += tl.sum(is_listed, 0)
+                if first > 0:
+                    weights = tl.where(bins < first, weights_of(scaled), 0)
+                    above += weights
+                    above_least += tl.where(weights >= least, weights, 0)
+            if first > 0:
+                above_of_split_ptr = above_ptr + 2 * (row * SPLITS + split)
+                tl.store(above_of_split_ptr, tl.sum(above, 0))
+                tl.store(above_of_split_ptr + 1, tl.sum(above_least, 0))

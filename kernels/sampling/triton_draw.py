@@ -7,10 +7,11 @@ from baton.kernels.sampling.triton_cut import (
     NO_LIMIT,
     cut_by_bisection,
     cut_by_sort,
+    greatest_of,
     limit_of,
-    narrowed,
-    tokens_at,
+    ranked_at,
     weigh_from,
+    weights_at,
 )
 from baton.kernels.sampling.triton_numbers import (
     LOWEST,
@@ -19,12 +20,11 @@ from baton.kernels.sampling.triton_numbers import (
     is_finite,
     least_weight,
     logits_of,
-    ranks_of,
-    scaled_of,
-    top_p_threshold,
     uniform,
-    weights_of,
 )
+
+PART = tl.constexpr(64)
+"""Listed tokens that are added to the sums of their splits at a time."""
 
 
 @jit
@@ -52,7 +52,9 @@ def draw(
     seed_ptr,
     position_ptr,
     sums_ptr,
-    within_ptr,
+    range_ptr,
+    ends_ptr,
+    above_ptr,
     listed_ptr,
     tokens_ptr,
     finite_ptr,
@@ -60,13 +62,12 @@ def draw(
     STRIDE: tl.constexpr,
     SPLITS: tl.constexpr,
     LANES: tl.constexpr,
-    DISTANCES: tl.constexpr,
     SPLIT: tl.constexpr,
     LIST: tl.constexpr,
     SORT: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Draw a row's token. within_ptr and listed_ptr are None if top_k and top_p cut no row."""
+    """Draw a row's token. range_ptr, ends_ptr, above_ptr and listed_ptr are None if top_k and top_p cut no row."""
     row = tl.program_id(0).to(tl.int64)
     best = best_of(best_ptr, row, SPLITS, LANES)
     greatest, temperature = logits_of(best), tl.load(temperature_ptr + row)
@@ -77,35 +78,64 @@ def draw(
         number = uniform(tl.load(seed_ptr + row), tl.load(position_ptr + row))
         sums = sums_of(sums_ptr, row, SPLITS, LANES)
         limit, top_p = limit_of(tl.load(top_k_ptr + row), VOCAB), tl.load(top_p_ptr + row)
-        if within_ptr is None:
-            token = _draw_from_all(row_ptr, sums, least, number, greatest, temperature, VOCAB, SPLIT, CHUNK)
+        cut = tl.full((), LOWEST, tl.int64)
+        if listed_ptr is None:
+            token = _draw_by_split(row_ptr, sums, cut, least, number, greatest, temperature, VOCAB, SPLIT, CHUNK)
         else:
             if (limit == NO_LIMIT) & (top_p >= 1):
-                token = _draw_from_all(row_ptr, sums, least, number, greatest, temperature, VOCAB, SPLIT, CHUNK)
+                token = _draw_by_split(row_ptr, sums, cut, least, number, greatest, temperature, VOCAB, SPLIT, CHUNK)
             else:
-                within_of_row_ptr, list_ptr = within_ptr + row * SPLITS * DISTANCES, listed_ptr + row * LIST
-                mass = tl.sum(sums, 0)
-                threshold = top_p_threshold(top_p, mass)
-                lowest, counts = narrowed(within_of_row_ptr, limit, threshold, SPLITS, LANES, DISTANCES)
-                count = tl.sum(counts, 0).to(tl.int32)
+                list_ptr, mass, lanes = listed_ptr + row * LIST, tl.sum(sums, 0), tl.arange(0, LANES)
+                first, last = tl.load(range_ptr + 2 * row), tl.load(range_ptr + 2 * row + 1)
+                count = tl.load(ends_ptr + row * SPLITS + SPLITS - 1)
                 is_listed = count <= LIST
                 stop = tl.where(is_listed, count, VOCAB)
+                has_above = is_listed & (first > 0)
+                above_of_row_ptr, is_split = above_ptr + 2 * row * SPLITS, has_above & (lanes < SPLITS)
+                mass_above = tl.sum(tl.load(above_of_row_ptr + 2 * lanes, is_split, other=0), 0)
                 if count <= SORT:
-                    cut = cut_by_sort(row_ptr, list_ptr, stop, limit, top_p, mass, greatest, temperature, SORT)
+                    cut = cut_by_sort(list_ptr, stop, limit, top_p, mass, mass_above, greatest, temperature, SORT)
                 else:
+                    lowest = greatest_of(last + 1)
                     cut = cut_by_bisection(
-                        row_ptr, list_ptr, is_listed, stop, lowest, limit, top_p, mass, greatest, temperature, CHUNK
+                        *(row_ptr, list_ptr, is_listed, stop, lowest, limit),
+                        *(top_p, mass, mass_above, greatest, temperature, CHUNK),
                     )
-                token = _draw_from(row_ptr, list_ptr, is_listed, stop, cut, least, number, greatest, temperature, CHUNK)
+                if has_above:
+                    remaining = tl.load(above_of_row_ptr + 2 * lanes + 1, is_split, other=0)
+                    ends = tl.load(ends_ptr + row * SPLITS + lanes, is_split, other=0)
+                    starts = tl.load(ends_ptr + row * SPLITS + lanes - 1, is_split & (lanes > 0), other=0)
+                    remaining += _listed_weights(list_ptr, stop, starts, ends, cut, least, greatest, temperature)
+                    token = _draw_by_split(
+                        row_ptr, remaining, cut, least, number, greatest, temperature, VOCAB, SPLIT, CHUNK
+                    )
+                else:
+                    token = _draw_from(
+                        row_ptr, list_ptr, is_listed, stop, cut, least, number, greatest, temperature, CHUNK
+                    )
     # NO_TOKEN, if no weight exceeds the target: another kernel would read the embeddings at an index out of range.
     tl.store(tokens_ptr + row, tl.minimum(token, VOCAB - 1))
     tl.store(finite_ptr + row, is_finite(greatest))
 
 
 @jit
-def _draw_from_all(
+def _listed_weights(listed_ptr, stop, starts, ends, cut, least, greatest, temperature):
+    """Return for each split the sum of the weights that its listed tokens keep. starts, ends: their places."""
+    sums = tl.zeros(starts.shape, tl.int64)
+    for start in range(0, stop, PART):
+        places = start + tl.arange(0, PART)
+        ranks = tl.load(listed_ptr + places, places < stop, other=LOWEST)
+        weights = _remaining_weights(ranks, cut, least, greatest, temperature)
+        is_of_split = (places[:, None] >= starts[None, :]) & (places[:, None] < ends[None, :])
+        sums += tl.sum(tl.where(is_of_split, weights[:, None], 0), 0)
+    return sums
+
+
+@jit
+def _draw_by_split(
     logits_ptr,
     sums,
+    cut,
     least,
     number,
     greatest,
@@ -114,21 +144,23 @@ def _draw_from_all(
     SPLIT: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Draw from a row that neither top_k nor top_p cut: find the split of the token, then walk over that split.
+    """Draw from the tokens with a rank of at least `cut` and a weight of at least `least`, given each split's sum.
 
-    sums: for each split, the sum of the weights that min_p keeps, padded with 0. number: uniform in [0, 1).
+    The token's split is found first, then the token in it.
+    sums: for each split, the sum of these weights, padded with 0. number: uniform in [0, 1).
     """
     target = _target(number, tl.sum(sums, 0))
     split = tl.sum((tl.cumsum(sums, 0) <= target).to(tl.int32), 0)
     before = tl.sum(tl.where(tl.arange(0, sums.shape[0]) < split, sums, 0), 0)
     start, stop = split * SPLIT, tl.minimum(split * SPLIT + SPLIT, VOCAB)
-    cut = tl.full((), LOWEST, tl.int64)
     return _walk(logits_ptr, None, False, start, stop, target - before, cut, least, greatest, temperature, CHUNK)
 
 
 @jit
 def _draw_from(logits_ptr, listed_ptr, is_listed, stop, cut, least, number, greatest, temperature, CHUNK: tl.constexpr):
-    """Draw from the tokens with a rank of at least `cut` and a weight of at least `least`."""
+    """Draw from the tokens with a rank of at least `cut` and a weight of at least `least`, all of which are at places
+    [0, stop).
+    """
     _, total, _, _ = weigh_from(logits_ptr, listed_ptr, is_listed, stop, cut, least, greatest, temperature, CHUNK)
     start, target = tl.full((), 0, tl.int32), _target(number, total)
     return _walk(logits_ptr, listed_ptr, is_listed, start, stop, target, cut, least, greatest, temperature, CHUNK)
@@ -141,10 +173,10 @@ def _target(number, total):
 
 
 @jit
-def _remaining_weights(logits, ids, cut, least, greatest, temperature):
+def _remaining_weights(ranks, cut, least, greatest, temperature):
     """Return the weights of tokens, 0 for tokens that the cut or min_p drops."""
-    weights = weights_of(scaled_of(logits, greatest, temperature))
-    return tl.where((ranks_of(logits, ids) >= cut) & (weights >= least), weights, 0)
+    weights = weights_at(ranks, greatest, temperature)
+    return tl.where((ranks >= cut) & (weights >= least), weights, 0)
 
 
 @jit
@@ -174,9 +206,9 @@ def _walk(
     """
     token = tl.full((), NO_TOKEN, tl.int32)
     while (token == NO_TOKEN) & (start < stop):
-        ids, logits = tokens_at(logits_ptr, listed_ptr, is_listed, start + tl.arange(0, CHUNK), stop)
-        weights = _remaining_weights(logits, ids, cut, least, greatest, temperature)
-        token = _first_beyond(weights, ids, target)
+        ranks = ranked_at(logits_ptr, listed_ptr, is_listed, start + tl.arange(0, CHUNK), stop)
+        weights = _remaining_weights(ranks, cut, least, greatest, temperature)
+        token = _first_beyond(weights, ids_of(ranks).to(tl.int32), target)
         target -= tl.sum(weights, 0)
         start += CHUNK
     return token.to(tl.int64)

@@ -18,12 +18,12 @@ from tests.kernels.gpu.shapes.sampling import CASES
 from tests.kernels.sampling.test_sampling import make_params, pick, random_params
 
 
-def configure(
-    patch: pytest.MonkeyPatch, split: int, listed: int, sort: int = 8, chunk: int = 64, distances: int = 4
-) -> None:
-    patch.setattr(triton, "SPLIT_CONFIG", KernelConfig({"SPLIT": split}))
-    patch.setattr(triton, "DRAW_CONFIG", KernelConfig({"LIST": listed, "SORT": sort, "CHUNK": chunk}))
-    patch.setattr(triton, "DISTANCES", distances)
+def configure(patch: pytest.MonkeyPatch, split: int, listed: int, sort: int = 8, chunk: int = 64) -> None:
+    """Replace the configurations. The look-ups are replaced too, because they are cached by vocabulary size."""
+    split_config = KernelConfig({"SPLIT": split})
+    draw_config = KernelConfig({"LIST": listed, "SORT": sort, "CHUNK": chunk})
+    patch.setattr(triton, "_split_config", lambda vocab, device: split_config)
+    patch.setattr(triton, "_draw_config", lambda vocab, device: draw_config)
 
 
 @pytest.fixture(autouse=True)
@@ -81,17 +81,15 @@ def test_draws_are_the_references(
     assert torch.equal(logits, before)
 
 
-@pytest.mark.parametrize(
-    "split, listed, sort, chunk, distances", [(16, 1, 1, 16, 2), (128, 64, 1, 32, 4), (64, 64, 64, 128, 16)]
-)
+@pytest.mark.parametrize("split, listed, sort, chunk", [(16, 1, 1, 16), (128, 64, 1, 32), (64, 64, 64, 128)])
 def test_neither_blocks_nor_other_rows_change_a_draw(
-    monkeypatch: pytest.MonkeyPatch, split: int, listed: int, sort: int, chunk: int, distances: int
+    monkeypatch: pytest.MonkeyPatch, split: int, listed: int, sort: int, chunk: int
 ) -> None:
     logits = torch.cat([make_logits(2, 70, spread, 2.0 * i, 0.0, i) for i, spread in enumerate((0.01, 1.0, 6.0))])
     params = random_params(6, 70, torch.Generator().manual_seed(4))
     params = replace(params, temperature=params.temperature.clamp(min=0.3))
     expected = reference.sample(logits, params).tokens
-    configure(monkeypatch, split, listed, sort, chunk, distances)
+    configure(monkeypatch, split, listed, sort, chunk)
     assert triton.sample(logits, params).tokens.tolist() == expected.tolist()
     some = torch.tensor([5, 2])
     assert triton.sample(logits[some], pick(params, some)).tokens.tolist() == expected[some].tolist()
@@ -108,6 +106,25 @@ def test_a_cut_inside_ties_keeps_the_lowest_ids(
     logits[1, ::2] = -1.0
     params = make_params(2, **limits)  # type: ignore[arg-type]
     assert triton.sample(logits, params).tokens.tolist() == reference.sample(logits, params).tokens.tolist()
+
+
+@pytest.mark.parametrize("sort", [8, 256])
+@pytest.mark.parametrize("min_p", [0.0, 0.3, 0.9])
+def test_top_p_lists_only_tokens_near_the_cut(monkeypatch: pytest.MonkeyPatch, sort: int, min_p: float) -> None:
+    configure(monkeypatch, split=64, listed=256, sort=sort)
+    logits = torch.linspace(0, -4, 500)[torch.randperm(500, generator=torch.Generator().manual_seed(1))].expand(32, -1)
+    params = make_params(32, top_p=0.9, min_p=min_p, seed=5)
+    first_bins = list[Tensor]()
+
+    def observe(launch: Launch) -> None:
+        launch.run()
+        if launch.kernel is triton._narrow:
+            first_bins.append(launch.arguments[6][:, 0])
+
+    with watched(observe):
+        found = triton.sample(logits, params)
+    assert found.tokens.tolist() == reference.sample(logits, params).tokens.tolist()
+    assert (first_bins[0] > 0).all()
 
 
 def test_top_p_applies_to_the_mass_before_min_p() -> None:
@@ -177,11 +194,11 @@ def test_strided_logits_and_parameters() -> None:
     assert triton.sample(wide[:, 16:112], strided).tokens.tolist() == expected.tokens.tolist()
 
 
-def test_greedy_rows_take_two_launches_others_three_and_truncated_ones_four() -> None:
+def test_greedy_rows_take_two_launches_others_three_and_truncated_ones_five() -> None:
     counts = []
     for _, run in CASES[:3]:
         launches: list[Launch] = []
         with watched(launches.append):
             run()
         counts.append(len(launches))
-    assert counts == [2, 3, 4]
+    assert counts == [2, 3, 5]
