@@ -9,7 +9,7 @@ from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp.build import build, key
 from baton.kernels.runtime.cpp.cache import cache_folder, fetch, open_folder
 from baton.kernels.runtime.cpp.compiler import Compiler, find_compiler
-from baton.kernels.runtime.cpp.targets import Target, cpu_features, machine, usable_targets
+from baton.kernels.runtime.cpp.targets import Target, targets_here
 
 # -O1, since unrolling all loops with sanitizers would take minutes.
 SANITIZED = ("-O1", "-g1", "-fno-var-tracking", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -23,7 +23,7 @@ def compiler() -> Compiler:
 
 def runnable() -> list[Target]:
     """Return the targets whose instructions this CPU supports, the best first."""
-    return usable_targets(machine(), cpu_features())
+    return targets_here()
 
 
 def library_for(target: Target | None = None) -> Path:
@@ -36,6 +36,12 @@ def library_for(target: Target | None = None) -> Path:
     open_folder(cache_folder())
     name = f"{key(found, chosen)}{'-sanitized' * ('BATON_SANITIZE' in os.environ)}"
     return fetch(cache_folder(), name, lambda path: build(found, chosen, path, extra=extra))
+
+
+def rounds_operands() -> bool:
+    """Return whether the installed library rounds operands of float32 products in models of bfloat16, as AMX does."""
+    file = cpp.installed_file()
+    return file is not None and file.name.startswith("x86-64-v4-amx")
 
 
 @contextmanager

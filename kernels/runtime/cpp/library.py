@@ -110,6 +110,11 @@ def install(path: Path, threads: int, operations: Collection[str] | None = None)
     return {name: fault for name in declared(operations) if (fault := _offer(library, name))}
 
 
+def installed_file() -> Path | None:
+    """Return the file of the installed library; its name begins with the target's."""
+    return None if _library is None else Path(_library._name)
+
+
 def use_threads(threads: int) -> None:
     """Set the number of threads that torch and native code compute with."""
     torch.set_num_threads(threads)

@@ -12,7 +12,7 @@ from baton.kernels.runtime.cpp import library
 from baton.kernels.runtime.cpp.build import build, key
 from baton.kernels.runtime.cpp.cache import CacheError, cache_folder, fetch, open_folder
 from baton.kernels.runtime.cpp.compiler import Compiler, find_compiler
-from baton.kernels.runtime.cpp.targets import Target, cpu_features, machine, usable_targets
+from baton.kernels.runtime.cpp.targets import Target, machine, targets_here
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Prepared:
 
     def _find(self, on_compile: Callable[["Prepared"], None]) -> None:
         """Choose target and compiler, and set `path`. Exceptions are recorded by the caller."""
-        targets = usable_targets(machine(), cpu_features()) if sys.platform != "win32" else []
+        targets = targets_here() if sys.platform != "win32" else []
         if not targets:
             self.problem = f"there is no target for this CPU ({machine()} on {sys.platform})"
             return

@@ -1,12 +1,17 @@
 """Instruction sets that native code is compiled for, and which of them this CPU supports."""
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from baton.kernels.runtime.cpp.amx import may_use_tiles
 
 V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"})
 V3 = V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
 V4 = V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+V4_BF16 = V4 | {"avx512_bf16", "avx512_vnni"}
+AMX = frozenset({"amx_tile", "amx_bf16"})
 MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
 
@@ -24,11 +29,18 @@ class Target:
 # The best first. A library is named after its target, never "native", because machines may share a cache folder.
 TARGETS = (
     Target(
+        "x86-64-v4-amx",
+        "x86_64",
+        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"),
+        "x86_64_v4+avx512bf16+avx512vnni+amx_tile+amx_bf16",
+        V4_BF16 | AMX,
+    ),
+    Target(
         "x86-64-v4-bf16",
         "x86_64",
         ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
         "x86_64_v4+avx512bf16+avx512vnni",
-        V4 | {"avx512_bf16", "avx512_vnni"},
+        V4_BF16,
     ),
     Target("x86-64-v4", "x86_64", ("-march=x86-64-v4",), "x86_64_v4", V4),
     Target("x86-64-v3", "x86_64", ("-march=x86-64-v3",), "x86_64_v3", V3),
@@ -73,3 +85,18 @@ def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 def usable_targets(machine: str, features: frozenset[str]) -> list[Target]:
     """Return the targets whose instructions this CPU supports, the best first."""
     return [target for target in TARGETS if target.machine == machine and target.needs <= features]
+
+
+def permitted(targets: list[Target], may_use_tiles: Callable[[], bool] = may_use_tiles) -> list[Target]:
+    """Return the targets without those that need AMX, if the system does not let this process use it.
+
+    may_use_tiles: asks the system for the permission; only called if a target needs AMX.
+    """
+    if not any(target.needs >= AMX for target in targets) or may_use_tiles():
+        return targets
+    return [target for target in targets if not target.needs >= AMX]
+
+
+def targets_here() -> list[Target]:
+    """Return the targets that this process can run, the best first."""
+    return permitted(usable_targets(machine(), cpu_features()))

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from baton.kernels.runtime.cpp.targets import TARGETS, V2, V3, V4, cpu_features, usable_targets
+from baton.kernels.runtime.cpp.targets import AMX, TARGETS, V2, V3, V4, V4_BF16, cpu_features, permitted, usable_targets
 
 
 @pytest.mark.parametrize(
     ("machine", "features", "best"),
     [
+        ("x86_64", V4 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"}, "x86-64-v4-amx"),
         ("x86_64", V4 | {"avx512_bf16", "avx512_vnni", "amx_tile"}, "x86-64-v4-bf16"),
         ("x86_64", V4 | {"avx512_vnni"}, "x86-64-v4"),
         ("x86_64", V4 - {"avx512bw"}, "x86-64-v3"),
@@ -25,6 +26,18 @@ def test_the_best_target_whose_instructions_are_all_there(machine: str, features
     usable = usable_targets(machine, frozenset(features))
     assert (usable[0].name if usable else None) == best
     assert usable == [target for target in TARGETS if target in usable]
+
+
+def test_a_target_with_tiles_needs_the_system_s_permission() -> None:
+    with_tiles = usable_targets("x86_64", V4_BF16 | AMX)
+    assert with_tiles[0].name == "x86-64-v4-amx"
+    assert permitted(with_tiles, lambda: True) == with_tiles
+    assert permitted(with_tiles, lambda: False) == with_tiles[1:]
+
+
+def test_permission_is_only_asked_for_if_there_are_tiles() -> None:
+    without = usable_targets("x86_64", V4_BF16)
+    assert permitted(without, lambda: pytest.fail("asked")) == without
 
 
 def test_features_are_those_that_every_processor_has(tmp_path: Path) -> None:
