@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "amx.h"
 #include "product.h"
 #include "rows.h"
 #include "runtime/cpp/numbers.h"
@@ -22,7 +23,11 @@ constexpr int64_t STEP_BYTES = OUT * 4;
 }  // namespace
 
 template <class T>
-void block_sums(const PackedMatrix<T> &m, int64_t block, float *sums, const void *following) {
+void block_sums(const PackedMatrix<T> &m, int64_t block, float *sums, [[maybe_unused]] TileRegisters &registers,
+                const void *following) {
+#if defined(__AMX_BF16__)
+    if constexpr (std::is_same_v<T, bfloat16>) return sums_in_tiles(m, block, sums, registers);
+#endif
     std::fill(sums, sums + m.rows * OUT, 0.0f);
     const int64_t tiles = (m.rows + MAX_ROWS - 1) / MAX_ROWS;
     const bool are_few = m.rows <= FEW;
@@ -55,8 +60,8 @@ void block_sums(const PackedMatrix<T> &m, int64_t block, float *sums, const void
     }
 }
 
-template void block_sums(const PackedMatrix<float> &, int64_t, float *, const void *);
-template void block_sums(const PackedMatrix<bfloat16> &, int64_t, float *, const void *);
+template void block_sums(const PackedMatrix<float> &, int64_t, float *, TileRegisters &, const void *);
+template void block_sums(const PackedMatrix<bfloat16> &, int64_t, float *, TileRegisters &, const void *);
 
 namespace {
 
@@ -67,15 +72,37 @@ int64_t grain(const PackedMatrix<T> &m) {
     return 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
 }
 
+#if defined(__AMX_BF16__)
+// The product of many rows, piece by piece.
+void linear_of_many(const PackedMatrix<bfloat16> &m, bfloat16 *y, int64_t y_stride) {
+    const int64_t blocks = std::clamp<int64_t>(m.blocks() / (2 * pool.threads), 1, PIECE_BLOCKS);
+    const int64_t across = (m.blocks() + blocks - 1) / blocks, down = (m.rows + PIECE_ROWS - 1) / PIECE_ROWS;
+    parallel_for_with<TileRegisters>(across * down, 1, [&](TileRegisters &registers, int64_t begin, int64_t end) {
+        const FlushDenormals flush;
+        float *const sums = scratch(0, PIECE_BLOCKS * (PIECE_ROWS + TILE_HEIGHT) * OUT);
+        for (int64_t i = begin; i < end; i++) {  // All rows are multiplied with some weights before the next weights.
+            const int64_t row = m.rows * (i % down) / down, rows = m.rows * (i % down + 1) / down - row;
+            const int64_t first = m.blocks() * (i / down) / across, last = m.blocks() * (i / down + 1) / across;
+            const Piece piece{m.from_row(row, rows), RowTiles(rows), first, last, sums, y + row * y_stride, y_stride};
+            piece.multiply(registers, i == begin || i % down == 0);
+        }
+    });
+}
+#endif
+
 template <class T>
 void linear(const PackedMatrix<T> &m, T *y, int64_t y_stride) {
-    parallel_for(m.blocks(), grain(m), [&](int64_t begin, int64_t end) {
+#if defined(__AMX_BF16__)
+    if constexpr (std::is_same_v<T, bfloat16>)
+        if (m.rows > ROWS_AT_ONCE) return linear_of_many(m, y, y_stride);
+#endif
+    parallel_for_with<TileRegisters>(m.blocks(), grain(m), [&](TileRegisters &registers, int64_t begin, int64_t end) {
         const FlushDenormals flush;
         float sums[ROWS_AT_ONCE * OUT];
         for (int64_t block = begin; block < end; block++)
             for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
                 const PackedMatrix<T> part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
-                block_sums(part, block, sums);
+                block_sums(part, block, sums, registers);
                 finish(sums, m.bias, part.rows, block, m.outputs, y + row * y_stride, y_stride);
             }
     });

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "runtime/cpp/amx.h"
+
 namespace baton {
 
 constexpr int64_t BLOCK_OUT = 32;  // Outputs of a block.
@@ -31,9 +33,10 @@ struct PackedMatrix {
 };
 
 // Compute the sums [rows, BLOCK_OUT] of one block for at most ROWS_AT_ONCE rows, each in one chain of additions along
-// the inputs. following: the weights that are needed next, which are prefetched meanwhile; null: the next block's
-// weights.
+// the inputs. registers: the calling thread's tile registers. following: the weights that are needed next, which are
+// prefetched meanwhile; null: the next block's weights.
 template <class T>
-void block_sums(const PackedMatrix<T> &m, int64_t block, float *sums, const void *following = nullptr);
+void block_sums(const PackedMatrix<T> &m, int64_t block, float *sums, TileRegisters &registers,
+                const void *following = nullptr);
 
 }  // namespace baton

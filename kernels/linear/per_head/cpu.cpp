@@ -22,24 +22,25 @@ struct Heads {
     // Compute y: [rows, count, width()].
     void run(T *y) const {
         const int64_t blocks = first.blocks();
-        parallel_for(count * blocks, grain(), [&](int64_t begin, int64_t end) {
-            const FlushDenormals flush;
-            for (int64_t task = begin; task < end; task++) {
-                const int64_t head = task / blocks, block = task % blocks;
-                project(head, block, y + head * width());
-                if (block == 0) pass(head, y + head * width() + first.outputs);
-            }
-        });
+        parallel_for_with<TileRegisters>(count * blocks, grain(),
+                                         [&](TileRegisters &registers, int64_t begin, int64_t end) {
+                                             const FlushDenormals flush;
+                                             for (int64_t task = begin; task < end; task++) {
+                                                 const int64_t head = task / blocks, block = task % blocks;
+                                                 project(head, block, y + head * width(), registers);
+                                                 if (block == 0) pass(head, y + head * width() + first.outputs);
+                                             }
+                                         });
     }
 
-    void project(int64_t head, int64_t block, T *y) const {
+    void project(int64_t head, int64_t block, T *y, TileRegisters &registers) const {
         float sums[ROWS_AT_ONCE * OUT];
         const int64_t stride = count * width();
         for (int64_t row = 0; row < first.rows; row += ROWS_AT_ONCE) {
             const T *const x = first.x + head * head_stride + row * first.x_stride;
             const PackedMatrix<T> part =
                 first.number(head).with(x, first.x_stride, std::min(ROWS_AT_ONCE, first.rows - row));
-            block_sums(part, block, sums);
+            block_sums(part, block, sums, registers);
             finish<T>(sums, nullptr, part.rows, block, first.outputs, y + row * stride, stride);
         }
     }

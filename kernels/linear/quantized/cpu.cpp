@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "linear/dense/amx.h"
 #include "linear/dense/rows.h"
 #include "product.h"
 #include "runtime/cpp/numbers.h"
@@ -13,12 +14,14 @@
 namespace baton {
 namespace {
 
-constexpr int64_t AHEAD = 8192;  // Prefetch codes this many bytes ahead of those in use.
+constexpr int64_t CODES_AHEAD = 8192;  // Prefetch codes this many bytes ahead of those in use.
 
 // Maximum rows of a tile. Each number of rows is compiled separately, so float32, which is rarely used with integer
 // weights, has at most 4.
 template <class T>
 constexpr int MOST_ROWS = sizeof(T) == 4 ? std::min(MAX_ROWS, 4) : MAX_ROWS;
+
+constexpr int PADDED = 2;  // Scratch buffer of rows that are padded.
 
 typedef int32_t integers __attribute__((vector_size(4 * LANES)));
 
@@ -150,7 +153,7 @@ void multiply_few(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums)
         const uint8_t *codes = codes_of(m.group(block, g));
         RowSums<Number<T>, ROWS> held;
         for (int unit = 0; unit < GROUP / UNIT; unit++, codes += LINE) {
-            __builtin_prefetch(codes + AHEAD);
+            __builtin_prefetch(codes + CODES_AHEAD);
             Number<T> weights[UNIT * OUT];
             unpack<BITS>(codes, weights);
 #pragma GCC unroll 4
@@ -178,7 +181,7 @@ void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums
                 if (t > 0) held.add(x.numbers, x.stride, weights, GROUP / INPUTS);
                 for (int64_t i = 0; i < GROUP && t == 0; i += UNIT) {
                     const uint8_t *const codes = codes_of(group) + i / UNIT * LINE;
-                    __builtin_prefetch(codes + AHEAD);
+                    __builtin_prefetch(codes + CODES_AHEAD);
                     unpack<BITS>(codes, weights + i * OUT);
                     held.add(x.numbers + i, x.stride, weights + i * OUT, UNIT / INPUTS);
                 }
@@ -188,33 +191,105 @@ void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums
     }
 }
 
+#if defined(__AMX_BF16__)
+// The rows' inputs in one group. If the inputs end within the group, they are copied and padded with zeros.
+struct GroupOfRows {
+    const bfloat16 *numbers;
+    int64_t stride;
+
+    template <class M>
+    GroupOfRows(const M &m, int64_t group) : numbers(m.x + group * GROUP), stride(m.x_stride) {
+        const int64_t count = m.inputs - group * GROUP;
+        if (count >= GROUP) return;
+        auto *const padded = reinterpret_cast<bfloat16 *>(scratch(PADDED, m.rows * GROUP / 2));
+        std::fill(padded, padded + m.rows * GROUP, bfloat16{});
+        for (int64_t row = 0; row < m.rows; row++)
+            std::copy(numbers + row * stride, numbers + row * stride + count, padded + row * GROUP);
+        numbers = padded;
+        stride = GROUP;
+    }
+};
+
+// sums [rows, OUT] += scales · x · weights of one group, for tiles `tile` and, if COUNT is 2, tile + 1 of the rows.
+template <int COUNT>
+void add_group(const GroupOfRows &x, const RowTiles &rows, int64_t tile, const bfloat16 *weights,
+               const bfloat16 *scales, float *sums) {
+    const TileSums<COUNT, 2> held;
+    alignas(LINE) float found[COUNT * TILE_HEIGHT * OUT];
+    const int64_t first = rows.first(tile), across = rows.first(tile + COUNT - 1) - first, bytes = 2 * x.stride;
+    const TileOperand left{reinterpret_cast<const char *>(x.numbers + first * x.stride), bytes, 64, across * bytes};
+    held.clear();
+    held.add(left, operand(weights), GROUP / TILE_INPUTS);
+    held.store(found, OUT, rows.height * OUT);
+    const floats scale[2] = {load(scales), load(scales + LANES)};
+    // The last tile's rows that the tile before it has too are left out.
+    for (int64_t row = tile * rows.height; row < std::min((tile + COUNT) * rows.height, rows.rows); row++) {
+        const int64_t from = row - first + (row >= first + rows.height ? rows.height - across : 0);
+        for (int v = 0; v < 2; v++) {
+            float *const to = sums + row * OUT + v * LANES;
+            put(to, load(to) + load(found + from * OUT + v * LANES) * scale[v]);
+        }
+    }
+}
+
+// block_sums: a group's integers are converted to weights once for all rows. Two groups' weights alternate, so that one
+// group's can be multiplied while the next one's are stored.
+template <int BITS>
+void sums_in_tiles(const QuantizedMatrix<BITS, bfloat16> &m, int64_t block, float *sums, TileRegisters &registers) {
+    constexpr int64_t UNIT = Codes<BITS>::UNIT;
+    const RowTiles rows(m.rows);
+    registers.set_height(rows.height);
+    alignas(LINE) bfloat16 weights[2][GROUP * OUT];
+    for (int64_t g = 0; g < m.groups(); g++) {
+        bfloat16 *const numbers = weights[g % 2];
+        const uint8_t *codes = codes_of(m.group(block, g));
+        for (int64_t i = 0; i < GROUP; i += UNIT, codes += LINE) {
+            __builtin_prefetch(codes + CODES_AHEAD);
+            unpack<BITS>(codes, numbers + i * OUT);
+        }
+        const GroupOfRows x(m, g);
+        const bfloat16 *const scales = scales_of(m.group(block, g));
+        for (int64_t tile = 0; tile < rows.count; tile += 2)
+            if (tile + 1 < rows.count)
+                add_group<2>(x, rows, tile, numbers, scales, sums);
+            else
+                add_group<1>(x, rows, tile, numbers, scales, sums);
+    }
+}
+#endif
+
 }  // namespace
 
 template <int BITS, class T>
-void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums, const void *) {
+void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums,
+                [[maybe_unused]] TileRegisters &registers, const void *) {
     std::fill(sums, sums + m.rows * OUT, 0.0f);
+#if defined(__AMX_BF16__)
+    if constexpr (std::is_same_v<T, bfloat16>) return sums_in_tiles(m, block, sums, registers);
+#endif
     if (m.rows > MOST_ROWS<T>) return multiply_many(m, block, sums);
     with_rows<Number<T>, 1, MOST_ROWS<T>>(m.rows,
                                           [&](auto held) { multiply_few<BITS, T, held.COUNT>(m, block, sums); });
 }
 
-template void block_sums(const QuantizedMatrix<8, float> &, int64_t, float *, const void *);
-template void block_sums(const QuantizedMatrix<8, bfloat16> &, int64_t, float *, const void *);
-template void block_sums(const QuantizedMatrix<4, float> &, int64_t, float *, const void *);
-template void block_sums(const QuantizedMatrix<4, bfloat16> &, int64_t, float *, const void *);
+template void block_sums(const QuantizedMatrix<8, float> &, int64_t, float *, TileRegisters &, const void *);
+template void block_sums(const QuantizedMatrix<8, bfloat16> &, int64_t, float *, TileRegisters &, const void *);
+template void block_sums(const QuantizedMatrix<4, float> &, int64_t, float *, TileRegisters &, const void *);
+template void block_sums(const QuantizedMatrix<4, bfloat16> &, int64_t, float *, TileRegisters &, const void *);
 
 namespace {
 
 template <int BITS, class T>
 void linear(const QuantizedMatrix<BITS, T> &m, T *y, int64_t y_stride) {
     const int64_t blocks = (m.outputs + OUT - 1) / OUT, grain = 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
-    parallel_for(blocks, grain, [&](int64_t begin, int64_t end) {
+    parallel_for_with<TileRegisters>(blocks, grain, [&](TileRegisters &registers, int64_t begin, int64_t end) {
         const FlushDenormals flush;
         float sums[ROWS_AT_ONCE * OUT];
-        for (int64_t block = begin; block < end; block++)
-            for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
+        // Rows are in the cache while a part's blocks are multiplied with them.
+        for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE)
+            for (int64_t block = begin; block < end; block++) {
                 const auto part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
-                block_sums(part, block, sums);
+                block_sums(part, block, sums, registers);
                 finish(sums, m.bias, part.rows, block, m.outputs, y + row * y_stride, y_stride);
             }
     });

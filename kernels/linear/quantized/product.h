@@ -34,6 +34,7 @@ struct QuantizedMatrix {
 // Compute the sums [rows, BLOCK_OUT] of one block for at most ROWS_AT_ONCE rows. `following` is ignored: it exists so
 // that moe/experts can also call the function of linear/dense/product.h, which prefetches it.
 template <int BITS, class T>
-void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums, const void *following = nullptr);
+void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums, TileRegisters &registers,
+                const void *following = nullptr);
 
 }  // namespace baton

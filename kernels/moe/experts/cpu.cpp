@@ -97,21 +97,23 @@ void project_in(const M &m, bool gated, const T *x, int64_t stride, const Choice
     const int64_t blocks = m.blocks();
     const auto matrix = [&](const Tile &tile) { return m.number(gated ? 2 * tile.expert : tile.expert); };
     const int64_t weights = BLOCK_OUT * m.inputs * (gated ? 2 : 1);
-    parallel_for(sorted.count * blocks, grain(weights, c, sorted), [&](int64_t begin, int64_t end) {
-        const FlushDenormals flush;
-        float gate[ROWS_AT_ONCE * BLOCK_OUT], up[ROWS_AT_ONCE * BLOCK_OUT];
-        const T *rows = nullptr;
-        for (int64_t task = begin; task < end; task++) {
-            const Tile &tile = sorted.tiles[task / blocks];
-            const int64_t block = task % blocks;
-            if (task == begin || block == 0) rows = gathered(x, stride, m.inputs, tile, sorted.order, c.top_k);
-            const M first = matrix(tile), last = gated ? m.number(2 * tile.expert + 1) : first;
-            const M coming = matrix(sorted.tiles[std::min(task + 1, end - 1) / blocks]);
-            if (gated) block_sums(first.with(rows, m.inputs, tile.rows), block, gate, last.block(block));
-            block_sums(last.with(rows, m.inputs, tile.rows), block, up, coming.block((task + 1) % blocks));
-            activate(gated ? gate : nullptr, up, tile.rows, block, m.outputs, hidden + tile.first * m.outputs);
-        }
-    });
+    parallel_for_with<TileRegisters>(
+        sorted.count * blocks, grain(weights, c, sorted), [&](TileRegisters &registers, int64_t begin, int64_t end) {
+            const FlushDenormals flush;
+            float gate[ROWS_AT_ONCE * BLOCK_OUT], up[ROWS_AT_ONCE * BLOCK_OUT];
+            const T *rows = nullptr;
+            for (int64_t task = begin; task < end; task++) {
+                const Tile &tile = sorted.tiles[task / blocks];
+                const int64_t block = task % blocks;
+                if (task == begin || block == 0) rows = gathered(x, stride, m.inputs, tile, sorted.order, c.top_k);
+                const M first = matrix(tile), last = gated ? m.number(2 * tile.expert + 1) : first;
+                const M coming = matrix(sorted.tiles[std::min(task + 1, end - 1) / blocks]);
+                if (gated) block_sums(first.with(rows, m.inputs, tile.rows), block, gate, registers, last.block(block));
+                block_sums(last.with(rows, m.inputs, tile.rows), block, up, registers,
+                           coming.block((task + 1) % blocks));
+                activate(gated ? gate : nullptr, up, tile.rows, block, m.outputs, hidden + tile.first * m.outputs);
+            }
+        });
 }
 
 // Return how many consecutive blocks of outputs are computed together: several, so that they share a tile's inputs
@@ -124,36 +126,39 @@ void project_out(const M &m, const T *hidden, const Choice &c, const SortedPairs
     const int64_t most = blocks_at_once(c), size = c.rows * BLOCK_OUT;
     const int64_t together = std::min(most, m.blocks() / (2 * pool.threads));  // Fewer if threads would idle.
     const int64_t weights = BLOCK_OUT * m.inputs * sorted.count;
-    parallel_for(m.blocks(), std::max(grain(weights, c, sorted), together), [&](int64_t begin, int64_t end) {
-        const FlushDenormals flush;
-        float sums[ROWS_AT_ONCE * BLOCK_OUT];
-        float *const totals = scratch(1, most * size);
-        for (int64_t first = begin; first < end; first += most) {
-            const int64_t blocks = std::min(most, end - first);
-            std::fill(totals, totals + blocks * size, 0.0f);
-            for (int64_t t = 0; t < sorted.count; t++) {
-                const Tile &tile = sorted.tiles[t];
-                const M of_tile = m.number(tile.expert).with(hidden + tile.first * m.inputs, m.inputs, tile.rows);
-                const M coming = m.number(sorted.tiles[std::min(t + 1, sorted.count - 1)].expert);
-                for (int64_t block = 0; block < blocks; block++) {
-                    const auto *const following = block + 1 < blocks ? nullptr : coming.block(first);
-                    block_sums(of_tile, first + block, sums, following);
-                    for (int64_t row = 0; row < tile.rows; row++) {
-                        const int64_t pair = sorted.order[tile.first + row];
-                        float *const total = totals + block * size + pair / c.top_k * BLOCK_OUT;
-                        for (int64_t i = 0; i < BLOCK_OUT; i += LANES)
-                            put(total + i, load(total + i) + load(sums + row * BLOCK_OUT + i) * c.weights[pair]);
+    parallel_for_with<TileRegisters>(
+        m.blocks(), std::max(grain(weights, c, sorted), together),
+        [&](TileRegisters &registers, int64_t begin, int64_t end) {
+            const FlushDenormals flush;
+            float sums[ROWS_AT_ONCE * BLOCK_OUT];
+            float *const totals = scratch(1, most * size);
+            for (int64_t first = begin; first < end; first += most) {
+                const int64_t blocks = std::min(most, end - first);
+                std::fill(totals, totals + blocks * size, 0.0f);
+                for (int64_t t = 0; t < sorted.count; t++) {
+                    const Tile &tile = sorted.tiles[t];
+                    const M of_tile = m.number(tile.expert).with(hidden + tile.first * m.inputs, m.inputs, tile.rows);
+                    const M coming = m.number(sorted.tiles[std::min(t + 1, sorted.count - 1)].expert);
+                    for (int64_t block = 0; block < blocks; block++) {
+                        const auto *const following = block + 1 < blocks ? nullptr : coming.block(first);
+                        block_sums(of_tile, first + block, sums, registers, following);
+                        for (int64_t row = 0; row < tile.rows; row++) {
+                            const int64_t pair = sorted.order[tile.first + row];
+                            float *const total = totals + block * size + pair / c.top_k * BLOCK_OUT;
+                            for (int64_t i = 0; i < BLOCK_OUT; i += LANES)
+                                put(total + i, load(total + i) + load(sums + row * BLOCK_OUT + i) * c.weights[pair]);
+                        }
                     }
                 }
+                for (int64_t block = 0; block < blocks; block++)
+                    for (int64_t row = 0; row < c.rows; row++) {
+                        const int64_t from = (first + block) * BLOCK_OUT, to = std::min(from + BLOCK_OUT, m.outputs);
+                        for (int64_t i = from; i < to; i += LANES)
+                            put(y + row * m.outputs + i, load(totals + block * size + row * BLOCK_OUT + i - from),
+                                to - i);
+                    }
             }
-            for (int64_t block = 0; block < blocks; block++)
-                for (int64_t row = 0; row < c.rows; row++) {
-                    const int64_t from = (first + block) * BLOCK_OUT, to = std::min(from + BLOCK_OUT, m.outputs);
-                    for (int64_t i = from; i < to; i += LANES)
-                        put(y + row * m.outputs + i, load(totals + block * size + row * BLOCK_OUT + i - from), to - i);
-                }
-        }
-    });
+        });
 }
 
 // Compute all experts. in, out: the experts' first and second projections, PackedMatrix or QuantizedMatrix.

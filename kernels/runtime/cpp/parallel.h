@@ -22,14 +22,16 @@ struct Pool {
 };
 extern Pool pool;
 
-// Call f(begin, end) for parts of [0, n) of at least `grain` each, and return when all are done. A thread takes the
-// next part when it has finished one, so a thread that the system preempts delays only its own part.
+// Call f(own, begin, end) for parts of [0, n) of at least `grain` each, and return when all are done. `own` is an object
+// of the thread, which lives as long as the loop. A thread takes the next part when it has finished one, so a thread that
+// the system preempts delays only its own part.
 // The result for an index must not depend on the part that it is in, because the parts depend on the number of threads.
 // f must not throw.
-template <class F> void parallel_for(int64_t n, int64_t grain, F f) {
+template <class Own, class F> void parallel_for_with(int64_t n, int64_t grain, F f) {
     const int64_t parts = std::min<int64_t>(pool.threads * PARTS, n / std::max<int64_t>(grain, 1));
     if (parts <= 1 || pool.threads == 1) {
-        if (n > 0) f(int64_t(0), n);
+        Own own;
+        if (n > 0) f(own, int64_t(0), n);
         return;
     }
     struct Work {
@@ -39,10 +41,17 @@ template <class F> void parallel_for(int64_t n, int64_t grain, F f) {
     } work{f, n, parts, {0}};
     auto body = [](void *data) {
         Work &work = *static_cast<Work *>(data);
+        Own own;
         for (int64_t part; (part = work.next.fetch_add(1, std::memory_order_relaxed)) < work.parts;)
-            work.f(work.n * part / work.parts, work.n * (part + 1) / work.parts);
+            work.f(own, work.n * part / work.parts, work.n * (part + 1) / work.parts);
     };
     pool.run(body, &work, static_cast<unsigned>(pool.threads), 0);
+}
+
+// The same with f(begin, end).
+template <class F> void parallel_for(int64_t n, int64_t grain, F f) {
+    struct Nothing {};
+    parallel_for_with<Nothing>(n, grain, [&](Nothing &, int64_t begin, int64_t end) { f(begin, end); });
 }
 
 template <class F> void parallel_for(int64_t n, F f) { parallel_for(n, 1, f); }

@@ -1,13 +1,18 @@
 // Matrix products by tiles of results that are held in registers.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
 
+#include "amx.h"
+#include "matrix.h"
 #include "numbers.h"
+#include "rounded.h"
+#include "tiles.h"
 
 namespace baton {
 
@@ -83,21 +88,27 @@ template <class F> void for_tiles(int64_t rows, int64_t columns, F f) {
     if (rows - row == 1) across(std::integral_constant<int, 1>(), row);
 }
 
-// A matrix whose rows are `stride` elements apart.
-template <class T> struct Matrix {
-    T *at;
-    int64_t stride;
-};
-
 // How many k of the right side are adjacent in memory for each column: 2 for bfloat16, else 1.
 template <class L> constexpr int64_t PAIRED = sizeof(float) / sizeof(L);
 
+// Numbers of a matrix product's bfloat16 operands are padded with zeros to a multiple of this many inputs, and memory of
+// the left one to a multiple of TILE_HEIGHT rows.
+#if defined(__AMX_BF16__)
+constexpr int64_t WHOLE_INPUTS = TILE_INPUTS;
+#else
+constexpr int64_t WHOLE_INPUTS = 2;
+#endif
+
 // to [rows, columns] ← kept·to + left [rows, count] · right [count, columns].
 // kept: a factor for each row; null: `to` is overwritten without being read.
-// columns is a multiple of LANES. If `left` is bfloat16, both sides have the layout of Tile::add, and count is even.
+// columns is a multiple of LANES. If `left` is bfloat16, both sides have the layout of Tile::add and are padded to
+// WHOLE_INPUTS, and the tile registers are set up with TILE_HEIGHT rows.
 template <class T, class L = float>
 void multiply(int64_t rows, int64_t columns, int64_t count, Matrix<const L> left, Matrix<const T> right,
               Matrix<const float> kept, Matrix<float> to) {
+#if defined(__AMX_BF16__)
+    if constexpr (std::is_same_v<L, bfloat16>) return multiply_pairs(rows, columns, count, left, right, kept, to);
+#endif
     for_tiles(rows, columns, [&](auto tile, int64_t row, int64_t column) {
         float *const at = to.at + row * to.stride + column;
         if (kept.at)
@@ -108,5 +119,60 @@ void multiply(int64_t rows, int64_t columns, int64_t count, Matrix<const L> left
         tile.each([&](floats sum, int r, int c) { put(at + r * to.stride + c, sum); });
     });
 }
+
+// Products of float32 matrices whose operands stay as they are. Rounded does the same with operands in another form, so
+// operands are made first: make_left(rows, count, ...) and make_right(count, columns, ...) write that form to memory of
+// left_size and right_size floats and return the operand; `left` and `right` return one that was made before.
+struct Plain {
+    static constexpr int BLOCK = TILE_ROWS;
+    using Left = Matrix<const float>;
+    using Right = Matrix<const float>;
+
+    static int64_t left_size(int64_t, int64_t) { return 0; }
+    static int64_t right_size(int64_t, int64_t) { return 0; }
+    static Left left(int64_t, Matrix<const float> from, float *) { return from; }
+    static Right right(int64_t, Matrix<const float> from, float *) { return from; }
+    static Left make_left(int64_t, int64_t, Matrix<const float> from, float *) { return from; }
+    static Right make_right(int64_t, int64_t, Matrix<const float> from, float *) { return from; }
+
+    static void multiply(int64_t rows, int64_t columns, int64_t count, Left left, Right right, Matrix<const float> kept,
+                         Matrix<float> to) {
+        // A right side that is larger than the L1 cache is multiplied in strips.
+        const int64_t strip = count * columns > 8192 ? TILE_VECS * LANES : columns;
+        for (int64_t column = 0; column < columns; column += strip)
+            baton::multiply<float>(rows, std::min(strip, columns - column), count, left,
+                                   {right.at + column, right.stride}, kept, {to.at + column, to.stride});
+    }
+
+    // Solving a system block by block: `empty_right` returns a right side whose inputs put_right adds, and add_lower
+    // adds to rows [begin, end) the product of `left` with the inputs that are there, those before `begin`. `begin` is a
+    // multiple of BLOCK.
+    static Right empty_right(int64_t, int64_t, Matrix<const float> from, float *) { return from; }
+    static void put_right(int64_t, int64_t, int64_t, Matrix<const float>, Right) {}
+    static void add_lower(int64_t begin, int64_t end, int64_t columns, Left left, Right right, Matrix<float> to) {
+        const float one = 1;
+        multiply(end - begin, columns, begin, {left.at + begin * left.stride, left.stride}, right, {&one, 0},
+                 {to.at + begin * to.stride, to.stride});
+    }
+
+    // The product of a lower triangular matrix: after the diagonal, `left` holds zeros.
+    static void multiply_lower(int64_t rows, int64_t columns, Left left, Right right, Matrix<const float> kept,
+                               Matrix<float> to) {
+        for (int64_t row = 0; row < rows; row += TILE_ROWS) {
+            const int64_t last = std::min(row + TILE_ROWS, rows);
+            multiply(last - row, columns, last, {left.at + row * left.stride, left.stride}, right,
+                     {kept.at ? kept.at + row * kept.stride : nullptr, kept.stride},
+                     {to.at + row * to.stride, to.stride});
+        }
+    }
+};
+
+// How float32 products of a model whose activations have type T are computed: on AMX those of bfloat16 with rounded
+// operands, as on a GPU.
+#if defined(__AMX_BF16__)
+template <class T> using Products = std::conditional_t<std::is_same_v<T, bfloat16>, Rounded, Plain>;
+#else
+template <class T> using Products = Plain;
+#endif
 
 }  // namespace baton

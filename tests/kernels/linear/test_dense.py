@@ -57,6 +57,19 @@ def test_results_are_batch_invariant_and_independent_of_strides(
     assert torch.equal(run(wide[:, :inputs], weight, bias), together)
 
 
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(97, 1100, 300), (130, 2049, 70), (530, 64, 33)])
+def test_many_rows_with_many_inputs(rows: int, inputs: int, outputs: int) -> None:
+    """Products of more rows and inputs than are multiplied at once."""
+    x, weight, bias = drawn(1, rows, inputs, outputs, BF16)
+    exact = x.double() @ weight.double().t() + bias.double()
+    size = x.double().abs() @ weight.double().abs().t() + bias.double().abs()
+    together = run(x, weight, bias)
+    assert_rounded(together, exact, inputs + 1, size)
+    for some in (slice(0, 1), slice(rows - 17, rows), slice(40, 96), slice(1, rows)):
+        assert torch.equal(run(x[some], weight, bias), together[some])
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("rows", [1, 5, 50])
 def test_threads_change_no_bit(dtype: torch.dtype, rows: int) -> None:

@@ -1,0 +1,197 @@
+// Products of bfloat16 in the tile registers of AMX, from the packed weights of product.h. Each sum is one chain of
+// additions along the inputs: of tiles of 32 inputs, in each of which the even and the odd inputs are added up apart.
+// The chain is the same for any number of rows, so the results are batch-invariant.
+#pragma once
+
+#if defined(__AMX_BF16__)
+#include <immintrin.h>
+
+#include <algorithm>
+
+#include "product.h"
+#include "runtime/cpp/amx.h"
+#include "runtime/cpp/numbers.h"
+#include "runtime/cpp/tiles.h"
+
+namespace baton {
+namespace {
+
+constexpr int64_t TILE_WEIGHTS = TILE_INPUTS * BLOCK_OUT;  // Weights of a block for a tile of inputs.
+constexpr int64_t WEIGHT_STRIDE = 2 * BLOCK_OUT * sizeof(bfloat16);  // Bytes from a pair of inputs to the next.
+
+// Rows that are divided into tiles of the same height. If there is a rest, the last tile overlaps the one before it:
+// its first rows are computed twice, with the same results.
+struct RowTiles {
+    int64_t rows, count, height;
+
+    explicit RowTiles(int64_t rows)
+        : rows(rows), count((rows + TILE_HEIGHT - 1) / TILE_HEIGHT), height((rows + count - 1) / count) {}
+
+    int64_t first(int64_t tile) const { return std::min(tile * height, rows - height); }
+};
+
+// A tile of inputs that the inputs end within, padded with zeros.
+template <int COUNT>
+struct LastInputs {
+    alignas(64) bfloat16 weights[TILE_WEIGHTS] = {};
+    alignas(64) bfloat16 rows[COUNT][TILE_HEIGHT * TILE_INPUTS] = {};
+
+    // x: the rows of COUNT tiles, `stride` numbers apart, the second one `across` after the first. inputs: how many are
+    // left. packed: their weights.
+    LastInputs(const bfloat16 *x, int64_t stride, int64_t across, int64_t height, int64_t inputs,
+               const bfloat16 *packed) {
+        std::copy(packed, packed + (inputs + 1) / 2 * 2 * BLOCK_OUT, weights);
+        for (int tile = 0; tile < COUNT; tile++)
+            for (int64_t row = 0; row < height; row++) {
+                const bfloat16 *const from = x + tile * across + row * stride;
+                std::copy(from, from + inputs, rows[tile] + row * TILE_INPUTS);
+            }
+    }
+
+    TileOperand left() const {
+        return {reinterpret_cast<const char *>(rows), 64, 0, static_cast<int64_t>(sizeof rows[0])};
+    }
+};
+
+inline TileOperand operand(const bfloat16 *weights) {
+    return {reinterpret_cast<const char *>(weights), WEIGHT_STRIDE, TILE_STEPS * WEIGHT_STRIDE, 64};
+}
+
+constexpr int64_t AHEAD = 4096;  // Weights that come from memory are prefetched this many bytes ahead.
+
+// Inputs [from, to) of all; `from` is a multiple of TILE_INPUTS, and so is `to`, unless it is the end.
+struct Depth {
+    int64_t from, to;
+    bool fetch;  // Prefetch the weights: they come from memory.
+};
+
+// Lines of memory that will be written soon, `stride` bytes apart. Without the prefetch, writing results takes a third
+// of a product's time.
+struct Lines {
+    const char *next = nullptr;
+    int64_t stride = 0, left = 0, at_once = 0;
+
+    void fetch() {
+        for (int64_t i = std::min(at_once, left); i > 0; i--, left--, next += stride) __builtin_prefetch(next, 1);
+    }
+};
+
+// Add the products of some inputs to the sums [height, BLOCK_OUT] of COUNT tiles of rows, the second one's `down` floats
+// after the first one's. x: the first tile's rows; the second one's are `across` numbers after it.
+template <int COUNT>
+void add_products(const PackedMatrix<bfloat16> &m, int64_t block, const Depth &depth, int64_t height, const bfloat16 *x,
+                  int64_t across, float *sums, int64_t down, Lines lines) {
+    const TileSums<COUNT, 2> held;
+    if (depth.from == 0)
+        held.clear();
+    else
+        held.load(sums, BLOCK_OUT, down);
+    constexpr int64_t BYTES = sizeof(bfloat16);
+    const bfloat16 *const weights = m.block(block) + depth.from * BLOCK_OUT;
+    TileOperand left{reinterpret_cast<const char *>(x + depth.from), m.x_stride * BYTES, 64, across * BYTES};
+    TileOperand right = operand(weights);
+    const int64_t inputs = depth.to - depth.from, whole = inputs / TILE_INPUTS;
+    for (int64_t i = 0; i < whole; i++, left.at += left.along, right.at += right.along) {
+        if (depth.fetch)
+            for (int64_t byte = 0; byte < right.along; byte += 64)
+                __builtin_prefetch(right.at + AHEAD + byte, 0, SECOND_CACHE);
+        lines.fetch();
+        held.add(left, right);
+    }
+    if (const int64_t rest = inputs % TILE_INPUTS) {
+        const LastInputs<COUNT> last(x + depth.to - rest, m.x_stride, across, height, rest,
+                                     weights + whole * TILE_WEIGHTS);
+        held.add(last.left(), operand(last.weights));
+    }
+    held.store(sums, BLOCK_OUT, down);
+}
+
+// Add the products of some inputs to the sums of tiles `tile` and tile + 1, if there is one. at(tile): a tile's sums.
+template <class F>
+void add_products(const PackedMatrix<bfloat16> &m, int64_t block, const Depth &depth, const RowTiles &rows,
+                  int64_t tile, Lines lines, F at) {
+    const int64_t row = rows.first(tile);
+    const bfloat16 *const x = m.x + row * m.x_stride;
+    float *const sums = at(tile);
+    if (tile + 1 == rows.count) return add_products<1>(m, block, depth, rows.height, x, 0, sums, 0, lines);
+    const int64_t across = (rows.first(tile + 1) - row) * m.x_stride;
+    add_products<2>(m, block, depth, rows.height, x, across, sums, at(tile + 1) - sums, lines);
+}
+
+// block_sums, as product.h declares it.
+inline void sums_in_tiles(const PackedMatrix<bfloat16> &m, int64_t block, float *sums, TileRegisters &registers) {
+    const RowTiles rows(m.rows);
+    registers.set_height(rows.height);
+    for (int64_t tile = 0; tile < rows.count; tile += 2)
+        add_products(m, block, {0, m.inputs, tile == 0}, rows, tile, {},
+                     [&](int64_t t) { return sums + rows.first(t) * BLOCK_OUT; });
+}
+
+// The rows, blocks of outputs, and inputs of the pieces that a product with many rows is divided into. A piece's rows,
+// weights and sums take half of a second cache of 2 MiB.
+constexpr int64_t PIECE_ROWS = 256, PIECE_BLOCKS = 8, PIECE_INPUTS = 1024;
+
+// The sums of a piece: `rows` of m, for the blocks [begin, end) of outputs.
+struct Piece {
+    const PackedMatrix<bfloat16> m;
+    const RowTiles rows;
+    const int64_t begin, end;
+    float *const sums;  // [blocks, tiles, height, BLOCK_OUT]
+    bfloat16 *const y;  // Where the results of the piece's rows will be written.
+    const int64_t y_stride;
+
+    float *at(int64_t block, int64_t tile) const {
+        return sums + ((block - begin) * rows.count + tile) * rows.height * BLOCK_OUT;
+    }
+
+    // Write the results of a tile for one block of outputs.
+    void finish(int64_t block, int64_t tile) const {
+        const float *from = at(block, tile);
+        bfloat16 *to = y + rows.first(tile) * y_stride;
+        for (int64_t row = 0; row < rows.height; row++, from += BLOCK_OUT, to += y_stride) finish_row(from, block, to);
+    }
+
+    // Write the results of a row for one block of outputs to the row of y that begins at `to`.
+    void finish_row(const float *from, int64_t block, bfloat16 *to) const {
+        const int64_t first = block * BLOCK_OUT, left = m.outputs - first;
+        floats low = baton::load(from), high = baton::load(from + LANES);
+        if (m.bias) {
+            low += baton::load(m.bias + first, left);
+            if (left > LANES) high += baton::load(m.bias + first + LANES, left - LANES);
+        }
+        if (left >= BLOCK_OUT) {
+            _mm512_storeu_si512(to + first, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+            return;
+        }
+        put(to + first, low, left);
+        if (left > LANES) put(to + first + LANES, high, left - LANES);
+    }
+
+    // fetch: the weights come from memory.
+    void multiply(TileRegisters &registers, bool fetch) const {
+        registers.set_height(rows.height);
+        const int64_t parts = (m.inputs + PIECE_INPUTS - 1) / PIECE_INPUTS;
+        const int64_t whole = (m.inputs / parts + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS;
+        for (int64_t from = 0; from < m.inputs; from += whole)
+            for (int64_t tile = 0; tile < rows.count; tile += 2)
+                for (int64_t block = begin; block < end; block++) {
+                    const bool is_last = from + whole >= m.inputs;
+                    const Depth depth{from, std::min(from + whole, m.inputs), fetch && tile == 0};
+                    add_products(m, block, depth, rows, tile, is_last ? results(tile, block, depth) : Lines{},
+                                 [&](int64_t t) { return at(block, t); });
+                    for (int64_t t = tile; is_last && t < std::min(tile + 2, rows.count); t++) finish(block, t);
+                }
+    }
+
+    // Return the lines that the results of two tiles will be written to.
+    Lines results(int64_t tile, int64_t block, const Depth &depth) const {
+        const int64_t steps = std::max<int64_t>((depth.to - depth.from) / TILE_INPUTS, 1), lines = 2 * rows.height;
+        const bfloat16 *const first =
+            y + rows.first(tile) * y_stride + std::min((block + 1) * BLOCK_OUT, m.outputs) - 1;
+        return {reinterpret_cast<const char *>(first), y_stride * 2, lines, (lines + steps - 1) / steps};
+    }
+};
+
+}  // namespace
+}  // namespace baton
+#endif
