@@ -40,12 +40,14 @@ int64_t *cut(int64_t segments, int64_t tokens, const int64_t *offsets) {
     return blocks;
 }
 
+constexpr int64_t COLUMNS = std::max<int64_t>(LANES, WHOLE_INPUTS);  // Queries and keys are padded to a multiple.
+
 struct Heads {
     int64_t heads, kv_heads, width, value_width;
     float scale;
 
     int64_t repeats() const { return heads / kv_heads; }
-    int64_t columns() const { return round_up(width); }
+    int64_t columns() const { return (width + COLUMNS - 1) / COLUMNS * COLUMNS; }
     int64_t value_columns() const { return round_up(value_width); }
 };
 
@@ -97,8 +99,10 @@ public:
     // Loop over heads, and within a head over blocks, so that long and short segments are spread over the threads.
     void run() const {
         const int64_t blocks = s.blocks[s.count];
-        parallel_for(h.kv_heads * blocks, [&](int64_t begin, int64_t end) {
+        const int64_t tasks = h.kv_heads * blocks;
+        parallel_for_with<TileRegisters>(tasks, 1, [&](TileRegisters &registers, int64_t begin, int64_t end) {
             const FlushDenormals flush;
+            registers.set_height(TILE_HEIGHT);
             for (int64_t i = begin; i < end; i++) attend(i / blocks, i % blocks);
         });
     }
@@ -112,15 +116,16 @@ private:
         const int64_t last = std::min(first + s.tokens, s.offsets[segment + 1]);
         const int64_t position = s.starts[segment] + first - s.offsets[segment];
         const int64_t rows = (last - first) * h.repeats(), columns = h.columns(), summed = h.value_columns();
-        Number *const queries = numbers(QUERIES, rows * columns);
+        Number *const queries = numbers(QUERIES, padded_rows(rows) * columns);
         float *const sums = scratch(SUMS, rows * summed);
-        float *const highest = scratch(ROWS, 2 * rows), *const totals = highest + rows;
+        float *const highest = scratch(ROWS, 3 * rows), *const totals = highest + rows;
         with_type(type, [&](auto *activation) {
             const auto *const from = static_cast<const std::remove_pointer_t<decltype(activation)> *>(query);
             for (int64_t row = 0; row < rows; row++) {
                 const auto *const given = from + place(first, kv_head, row) * h.width;
-                for (int64_t c = 0; c < h.width; c += LANES)
-                    put(queries + row * columns + c, load(given + c, h.width - c) * (IN_PAIRS ? 1 : h.scale));
+                for (int64_t c = 0; c < columns; c += LANES)
+                    put(queries + row * columns + c,
+                        load(given + c, std::max<int64_t>(h.width - c, 0)) * (IN_PAIRS ? 1 : h.scale));
             }
         });
         std::fill(sums, sums + rows * summed, 0.0f);
@@ -149,21 +154,27 @@ private:
     void add(int64_t segment, int64_t kv_head, int64_t begin, int64_t last, int64_t position, int64_t rows,
              const Number *queries, float *sums, float *highest, float *totals) const {
         const int64_t columns = h.columns(), summed = h.value_columns(), end = std::min(begin + KEYS, last);
-        Number *const turned = numbers(TURNED_KEYS, KEYS * columns), *const weights = numbers(WEIGHTS, rows * KEYS);
-        float *const scores = scratch(SCORES, rows * KEYS);
+        Number *const turned = numbers(TURNED_KEYS, KEYS * columns);
+        Number *const weights = numbers(WEIGHTS, padded_rows(rows) * KEYS);
+        float *const scores = scratch(SCORES, rows * KEYS), *const rescale = totals + rows;
         turn_keys(segment, kv_head, begin, end, last, turned);
         multiply<Number, Number>(rows, round_up(end - begin), whole(h.width), {queries, columns},
                                  {turned, KEYS * PAIRED<Number>}, {}, {scores, KEYS});
         for (int64_t row = 0; row < rows; row++) {
             const int64_t seen = std::clamp<int64_t>(position + row / h.repeats() + 1 - begin, 0, KEYS);
             const float kept = weigh(seen, scores + row * KEYS, weights + row * KEYS, highest[row], totals[row]);
-            for (int64_t c = row * summed; c < (row + 1) * summed; c += LANES) put(sums + c, load(sums + c) * kept);
+            if (IN_PAIRS)
+                rescale[row] = kept;
+            else
+                for (int64_t c = row * summed; c < (row + 1) * summed; c += LANES) put(sums + c, load(sums + c) * kept);
         }
         // In float32, few rows read the values directly from the pages, and many rows read a float32 copy: a copy pays
         // only if several tiles read it. The sums are the same either way.
         Rows<Stored> pages{values, s.table + segment * s.table_stride, kv_head, begin};
         if constexpr (IN_PAIRS) {
-            add_values(pair_values(pages, end - begin), 2 * summed, whole(end - begin), rows, weights, sums);
+            const bfloat16 *const pairs = pair_values(pages, end - begin);
+            multiply<Stored, Number>(rows, summed, whole(end - begin), {weights, KEYS}, {pairs, 2 * summed},
+                                     {rescale, 1}, {sums, summed});
         } else if (rows <= 2 * TILE_ROWS && summed == h.value_width) {
             for (int64_t key = 0, count; key < end - begin; key += count) {
                 count = std::min(pages.left(), end - begin - key);
@@ -186,6 +197,9 @@ private:
         return reinterpret_cast<Number *>(scratch(buffer, (count + PAIRED<Number> - 1) / PAIRED<Number>));
     }
 
+    // Return the rows that memory of products' left sides is for.
+    static int64_t padded_rows(int64_t rows) { return (rows + TILE_HEIGHT - 1) / TILE_HEIGHT * TILE_HEIGHT; }
+
     static int64_t whole(int64_t count) { return (count + PAIRED<Number> - 1) / PAIRED<Number> * PAIRED<Number>; }
 
     // sums += weights · values for `count` keys, whose values begin at `from`.
@@ -197,15 +211,16 @@ private:
         multiply<T, Number>(rows, columns, count, {weights, KEYS}, {from, stride}, {&one, 0}, {sums, columns});
     }
 
-    // Return the values as [count / 2, columns, 2], interleaved for pairs of keys. An odd last key is paired with
-    // zeros.
+    // Return the values as [count / 2, columns, 2], interleaved for pairs of keys, and padded with zeros to WHOLE_INPUTS
+    // keys.
     const bfloat16 *pair_values(Rows<Stored> &pages, int64_t count) const {
         const int64_t summed = h.value_columns();
         bfloat16 *const pairs = reinterpret_cast<bfloat16 *>(scratch(VALUES, KEYS * summed / 2));
-        for (int64_t key = 0; key < count; key += 2) {
-            const Stored *const first = pages.next(1), *const second = key + 1 < count ? pages.next(1) : nullptr;
+        for (int64_t key = 0; key < (count + WHOLE_INPUTS - 1) / WHOLE_INPUTS * WHOLE_INPUTS; key += 2) {
+            const Stored *const first = key < count ? pages.next(1) : nullptr;
+            const Stored *const second = key + 1 < count ? pages.next(1) : nullptr;
             for (int64_t c = 0; c < h.value_width; c += LANES) {
-                const words low = (words)load(first + c, h.value_width - c) >> 16;
+                const words low = first ? (words)load(first + c, h.value_width - c) >> 16 : words{};
                 const words high = second ? (words)load(second + c, h.value_width - c) : words{};
                 const words both = low | high;
                 std::memcpy(pairs + key * summed + 2 * c, &both, sizeof both);
@@ -252,7 +267,9 @@ private:
             }
             turn(block);
             if constexpr (IN_PAIRS) {
-                for (int64_t i = 0; i < count; i += 2) std::memcpy(to + (c + i) * KEYS, &block[i / 2], sizeof block[0]);
+                const int64_t padded = std::min(STEP, h.columns() - c);
+                for (int64_t i = 0; i < padded; i += 2)
+                    std::memcpy(to + (c + i) * KEYS, &block[i / 2], sizeof block[0]);
                 continue;
             }
             for (int64_t i = 0; i < count; i++) {

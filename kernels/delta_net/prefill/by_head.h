@@ -23,6 +23,8 @@ struct Chunk {
     float *system, *mixed;  // [length, padded] each: −A, and Q·Kᵀ ⊙ e^(γ_i − γ_j)
     float *values;  // [length, columns]: V, then U
     float *products;  // [2·length, columns]: products of keys, and then of queries, with the state
+    float *left, *right;  // memory for one operand of each side
+    float *left_keys, *left_turned;  // keys and queries, and `turned`, as operands
 };
 
 template <class T> class ByHead : public Net<T, ByHead<T>> {
@@ -30,7 +32,8 @@ template <class T> class ByHead : public Net<T, ByHead<T>> {
     using Base::constants, Base::inputs, Base::longest, Base::plan, Base::shape;
     friend Base;
 
-    enum Buffer { STATES, KEYS, KEYS_TURNED, SCORES, GATES, SYSTEM, VALUES, PRODUCTS };
+    enum Buffer { STATES, KEYS, KEYS_TURNED, SCORES, GATES, SYSTEM, VALUES, PRODUCTS, OPERANDS };
+    using Product = Products<T>;
 
 public:
     using Base::Base;
@@ -53,6 +56,11 @@ private:
         c.mixed = c.system + length * padded;
         c.values = scratch(VALUES, longest * shape.columns());
         c.products = scratch(PRODUCTS, 2 * longest * shape.columns());
+        const int64_t inputs = std::max(shape.size, longest), most = std::max(longest, shape.columns());
+        const int64_t right = Product::right_size(inputs, most), left = Product::left_size(longest, longest);
+        const int64_t keys = Product::left_size(2 * longest, shape.size);
+        c.right = scratch(OPERANDS, right + left + keys + Product::left_size(shape.size, longest));
+        c.left = c.right + right, c.left_keys = c.left + left, c.left_turned = c.left_keys + keys;
         return c;
     }
 
@@ -63,8 +71,10 @@ private:
         this->keys_and_queries(segment, chunk, key_head, c.keys);
         std::fill(c.turned, c.turned + shape.size * c.padded, 0.0f);
         transpose(c.keys, wide, length, shape.size, c.turned, c.padded);
-        multiply<float>(2 * length, c.padded, shape.size, {c.keys, wide}, {c.turned, c.padded}, {},
-                        {c.scores, c.padded});
+        Product::make_left(shape.size, length, {c.turned, c.padded}, c.left_turned);
+        const auto keys = Product::make_left(2 * length, shape.size, {c.keys, wide}, c.left_keys);
+        const auto turned = Product::make_right(shape.size, c.padded, {c.turned, c.padded}, c.right);
+        Product::multiply(2 * length, c.padded, shape.size, keys, turned, {}, {c.scores, c.padded});
         return c;
     }
 
@@ -75,18 +85,15 @@ private:
         gates(chunk, head, c);
         decays(c);
         this->values(segment, chunk, head, U);
-        // Compute as many columns at a time as fit into the L1 cache together with the keys and queries.
-        for (int64_t column = 0; column < columns; column += TILE_VECS * LANES)
-            multiply<float>(2 * length, std::min<int64_t>(TILE_VECS * LANES, columns - column), shape.size,
-                            {c.keys, shape.wide()}, {h + column, columns}, {}, {recalled + column, columns});
+        const auto keys = Product::left(shape.size, {c.keys, shape.wide()}, c.left_keys);
+        const auto state = Product::make_right(shape.size, columns, {h, columns}, c.right);
+        Product::multiply(2 * length, columns, shape.size, keys, state, {}, {recalled, columns});
         for (int64_t i = 0; i < length; ++i)
             for (int64_t at = i * columns; at < (i + 1) * columns; at += LANES)
                 put(U + at, c.beta[i] * (load(U + at) - c.carried[i] * load(recalled + at)));
-        solve(c, columns);
-        for (int64_t row = 0; row < length; row += TILE_ROWS)
-            multiply<float>(std::min<int64_t>(TILE_ROWS, length - row), columns, std::min(row + TILE_ROWS, length),
-                            {c.mixed + row * padded, padded}, {U, columns}, {c.carried + row, 1},
-                            {outputs + row * columns, columns});
+        const auto solved = solve(c, columns);
+        const auto mixed = Product::make_left(length, length, {c.mixed, padded}, c.left);
+        Product::multiply_lower(length, columns, mixed, solved, {c.carried, 1}, {outputs, columns});
         for (int64_t i = 0; i < length; ++i) {
             const float *const o = outputs + i * columns;
             this->output(plan.starts[chunk] + i, head, o, dot(o, o, columns));  // Columns from `width` on are 0.
@@ -94,8 +101,9 @@ private:
         for (int64_t i = 0; i < length; ++i)
             for (int64_t at = i * columns; at < (i + 1) * columns; at += LANES)
                 put(U + at, load(U + at) * c.remaining[i]);
-        multiply<float>(shape.size, columns, length, {c.turned, padded}, {U, columns}, {c.carried + length - 1, 0},
-                        {h, columns});
+        const auto turned = Product::left(length, {c.turned, padded}, c.left_turned);
+        const auto remaining = Product::make_right(length, columns, {U, columns}, c.right);
+        Product::multiply(shape.size, columns, length, turned, remaining, {c.carried + length - 1, 0}, {h, columns});
     }
 
     // Compute γ, e^γ, e^(γ_end − γ) and β.
@@ -118,38 +126,60 @@ private:
         }
     }
 
-    // Compute −A up to the diagonal, and the queries' scores multiplied with their decays. After the diagonal, the
-    // entries of these scores that a tile's product reads are set to 0.
+    // Compute −A and the queries' scores multiplied with their decays, with zeros after the diagonal.
     void decays(const Chunk &c) const {
         const int64_t padded = c.padded;
         for (int64_t l = 0; l < c.length; ++l) {
             const float *const of_keys = c.scores + l * padded, *const of_queries = of_keys + c.length * padded;
-            float *const row = c.mixed + l * padded;
+            float *const system = c.system + l * padded, *const mixed = c.mixed + l * padded;
             for (int64_t s = 0; s <= l; s += LANES) {
                 const floats decay = exp(c.sums[l] - load(c.sums + s));
-                put(c.system + l * padded + s, load(of_keys + s) * decay * -c.beta[l]);
-                put(row + s, load(of_queries + s) * decay);
+                put(system + s, load(of_keys + s) * decay * -c.beta[l]);
+                put(mixed + s, load(of_queries + s) * decay);
             }
-            std::fill(row + l + 1, row + std::min(padded, l + TILE_ROWS), 0.0f);
+            std::fill(system + l + 1, system + padded, 0.0f);
+            std::fill(mixed + l + 1, mixed + padded, 0.0f);
         }
     }
 
-    // Replace U by (I + A)⁻¹·U, TILE_ROWS rows at a time: first what all previous rows contribute, as one product, then
-    // what the rows of the tile contribute to each other.
-    void solve(const Chunk &c, int64_t columns) const {
-        const float one = 1.0f;
-        for (int64_t row = 0; row < c.length; row += TILE_ROWS) {
-            const int64_t end = std::min(row + TILE_ROWS, c.length);
-            multiply<float>(end - row, columns, row, {c.system + row * c.padded, c.padded}, {c.values, columns},
-                            {&one, 0}, {c.values + row * columns, columns});
-            for (int64_t i = row + 1; i < end; ++i)
-                for (int64_t j = row; j < i; ++j) {
-                    const float by = c.system[i * c.padded + j];
-                    for (int64_t at = 0; at < columns; at += LANES) {
-                        float *const to = c.values + i * columns + at;
-                        put(to, load(to) + by * load(c.values + j * columns + at));
-                    }
-                }
+    // Replace U by (I + A)⁻¹·U, a block of rows at a time: first what all previous rows contribute, as one product, then
+    // what the rows of the block contribute to each other. Return U as the right side of a product.
+    typename Product::Right solve(const Chunk &c, int64_t columns) const {
+        const Matrix<float> U{c.values, columns};
+        const auto system = Product::make_left(c.length, c.length, {c.system, c.padded}, c.left);
+        const auto solved = Product::empty_right(c.length, columns, {U.at, U.stride}, c.right);
+        for (int64_t row = 0; row < c.length; row += Product::BLOCK) {
+            const int64_t end = std::min(row + Product::BLOCK, c.length);
+            Product::add_lower(row, end, columns, system, solved, U);
+            for (int64_t at = 0; at < columns; at += LANES)
+                if (end == row + Product::BLOCK)
+                    solve_block(c.system + row * c.padded + row, c.padded, c.values + row * columns + at, columns);
+                else
+                    solve_rows(c.system + row * c.padded + row, c.padded, c.values + row * columns + at, columns,
+                               end - row);
+            Product::put_right(row, end, columns, {U.at, U.stride}, solved);
+        }
+        return solved;
+    }
+
+    // Add to each of a block's rows its multiples of the rows before it, for LANES columns.
+    static void solve_block(const float *system, int64_t padded, float *values, int64_t columns) {
+        constexpr int ROWS = Product::BLOCK;
+        floats rows[ROWS];
+#pragma GCC unroll 16
+        for (int i = 0; i < ROWS; i++) {
+            rows[i] = load(values + i * columns);
+#pragma GCC unroll 16
+            for (int j = 0; j < i; j++) rows[i] += system[i * padded + j] * rows[j];
+            put(values + i * columns, rows[i]);
+        }
+    }
+
+    static void solve_rows(const float *system, int64_t padded, float *values, int64_t columns, int64_t count) {
+        for (int64_t i = 1; i < count; i++) {
+            floats row = load(values + i * columns);
+            for (int64_t j = 0; j < i; j++) row += system[i * padded + j] * load(values + j * columns);
+            put(values + i * columns, row);
         }
     }
 };

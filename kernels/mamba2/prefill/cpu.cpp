@@ -45,13 +45,14 @@ struct Pools {
 
 // Scratch buffers that are in use at the same time. The first five belong to the calling thread, and all threads read
 // and write them.
-enum Buffer { SHARED_DT, SHARED_C, SHARED_B, SHARED_SCORES, SHARED_GATED, ROWS_OF_B, HEAD, MIXED };
+enum Buffer { SHARED_DT, SHARED_C, SHARED_B, SHARED_SCORES, SHARED_GATED, ROWS_OF_B, HEAD, MIXED, OPERANDS };
 
 // Intermediate results that several threads read: what the heads of a group share, and the inputs of the norm.
 struct Shared {
     float *dt;  // [heads, T]
     float *C;  // [groups, T, padded size]
     float *B;  // [groups, chunk, size, padded tokens]: transposed
+    float *left_C, *left_B;  // [groups, chunk, left_size]: C and B as operands
     float *scores;  // [groups, chunk, tokens, padded tokens]: C·Bᵀ
     float *gated;  // [T, inner]; before the gate if norm_first
 };
@@ -85,11 +86,13 @@ private:
     const int64_t longest;
     const Convolution<Activation> convolve;
     Shared shared{};
+    using Product = Products<Activation>;
 
     // Call f(i) for i < n, in parallel.
     template <class F> static void each(int64_t n, F f) {
-        parallel_for(n, [&](int64_t begin, int64_t end) {
+        parallel_for_with<TileRegisters>(n, 1, [&](TileRegisters &registers, int64_t begin, int64_t end) {
             const FlushDenormals flush;
+            registers.set_height(TILE_HEIGHT);
             for (int64_t i = begin; i < end; ++i) f(i);
         });
     }
@@ -97,8 +100,12 @@ private:
     void reserve_shared() {
         const int64_t tokens = plan.tokens();
         shared.dt = scratch(SHARED_DT, shape.heads * (tokens + LANES));
-        shared.C = scratch(SHARED_C, shape.groups * tokens * round_up(shape.size));
-        shared.B = scratch(SHARED_B, shape.groups * padded(plan.chunks) * shape.size);
+        const int64_t rows_of_C = shape.groups * tokens * round_up(shape.size), chunks = shape.groups * plan.chunks;
+        const int64_t numbers_of_B = shape.groups * padded(plan.chunks) * shape.size;
+        shared.C = scratch(SHARED_C, rows_of_C + chunks * Product::left_size(longest, shape.size));
+        shared.left_C = shared.C + rows_of_C;
+        shared.B = scratch(SHARED_B, numbers_of_B + chunks * Product::left_size(shape.size, longest));
+        shared.left_B = shared.B + numbers_of_B;
         shared.scores = scratch(SHARED_SCORES, shape.groups * tokens * longest);
         shared.gated = scratch(SHARED_GATED, tokens * shape.inner());
     }
@@ -114,6 +121,20 @@ private:
     }
     float *scores_of(int64_t group, int64_t chunk) const {
         return shared.scores + (group * plan.tokens() + plan.starts[chunk]) * longest;
+    }
+    float *left_C_of(int64_t group, int64_t chunk) const {
+        return shared.left_C + (group * plan.chunks + chunk) * Product::left_size(longest, shape.size);
+    }
+    float *left_B_of(int64_t group, int64_t chunk) const {
+        return shared.left_B + (group * plan.chunks + chunk) * Product::left_size(shape.size, longest);
+    }
+    // Return this thread's memory for a right operand, up to [max(size, longest), max(longest, columns)], and for a left
+    // one, [longest, longest].
+    float *right_operand() const { return scratch(OPERANDS, right_size() + Product::left_size(longest, longest)); }
+    float *left_operand() const { return right_operand() + right_size(); }
+    int64_t right_size() const {
+        const int64_t inputs = std::max(shape.size, longest);
+        return Product::right_size(inputs, std::max(longest, shape.columns()));
     }
     int64_t segment_of(int64_t chunk) const {
         return std::upper_bound(plan.first, plan.first + plan.segments, chunk) - plan.first - 1;
@@ -133,7 +154,10 @@ private:
             convolve(segment, chunk, channel + shape.groups * size, size, C);
             std::fill(B + length * wide, B + padded * wide, 0.0f);
             transpose(B, wide, padded, size, B_turned, padded);
-            multiply<float>(length, padded, size, {C, wide}, {B_turned, padded}, {}, {scores, padded});
+            Product::make_left(size, length, {B_turned, padded}, left_B_of(group, chunk));
+            const auto left = Product::make_left(length, size, {C, wide}, left_C_of(group, chunk));
+            const auto right = Product::make_right(size, padded, {B_turned, padded}, right_operand());
+            Product::multiply(length, padded, size, left, right, {}, {scores, padded});
         }
     }
 
@@ -191,27 +215,27 @@ private:
         const int64_t length = plan.length(chunk), padded = round_up(length), columns = shape.columns();
         const int64_t wide = round_up(shape.size), group = head / (shape.heads / shape.groups);
         const float *const C = C_of(group, chunk);
-        float *const M = scratch(MIXED, padded * (padded + 1 + columns));
+        float *const M = scratch(MIXED, longest * (longest + 1 + columns));
         float *const carried = M + padded * padded, *const y = carried + padded;
         mix(length, scores_of(group, chunk), a, dt_of(head) + plan.starts[chunk], M);
         for (int64_t i = 0; i < length; i += LANES) put(carried + i, exp(load(a + i)));
-        // Multiply in two passes, because the state and x do not fit into the L1 cache together.
-        multiply<float>(length, columns, shape.size, {C, wide}, {h, columns}, {}, {y, columns});
-        for (int64_t row = 0; row < length; row += TILE_ROWS)
-            multiply<float>(std::min<int64_t>(TILE_ROWS, length - row), columns, std::min(row + TILE_ROWS, length),
-                            {M + row * padded, padded}, {x, columns}, {carried + row, 1}, {y + row * columns, columns});
+        const auto left_C = Product::left(shape.size, {C, wide}, left_C_of(group, chunk));
+        const auto right_h = Product::make_right(shape.size, columns, {h, columns}, right_operand());
+        Product::multiply(length, columns, shape.size, left_C, right_h, {}, {y, columns});
+        const auto left_M = Product::make_left(length, length, {M, padded}, left_operand());
+        const auto right_x = Product::make_right(length, columns, {x, columns}, right_operand());
+        Product::multiply_lower(length, columns, left_M, right_x, {carried, 1}, {y, columns});
         for (int64_t i = 0; i < length; ++i) gate(plan.starts[chunk] + i, head, y + i * columns, x + i * columns);
     }
 
-    // Compute the matrix M that output() describes. After the diagonal, the entries that a tile of TILE_ROWS rows reads
-    // are 0.
+    // Compute the matrix M that output() describes, with zeros after the diagonal.
     void mix(int64_t length, const float *scores, const float *a, const float *dt, float *M) const {
         const int64_t padded = round_up(length);
         for (int64_t l = 0; l < length; ++l) {
             float *const row = M + l * padded;
             for (int64_t s = 0; s <= l; s += LANES)
                 put(row + s, load(scores + l * padded + s) * exp(a[l] - load(a + s)) * load(dt + s));
-            std::fill(row + l + 1, row + std::min(padded, l + TILE_ROWS), 0.0f);
+            std::fill(row + l + 1, row + padded, 0.0f);
         }
     }
 
@@ -229,11 +253,14 @@ private:
     // h ← decay·h + Bᵀ·(weights·x). x is multiplied with the weights in place.
     void advance(int64_t chunk, int64_t head, float *h, float *x, const float *weights, float decay) const {
         const int64_t length = plan.length(chunk), columns = shape.columns();
-        const float *const B = B_of(head / (shape.heads / shape.groups), chunk);
+        const int64_t group = head / (shape.heads / shape.groups);
+        const float *const B = B_of(group, chunk);
         for (int64_t i = 0; i < length; ++i)
             for (int64_t c = i * columns; c < (i + 1) * columns; c += LANES) put(x + c, load(x + c) * weights[i]);
         const int64_t padded = round_up(length);
-        multiply<float>(shape.size, columns, length, {B, padded}, {x, columns}, {&decay, 0}, {h, columns});
+        const auto left_B = Product::left(length, {B, padded}, left_B_of(group, chunk));
+        const auto right = Product::make_right(length, columns, {x, columns}, right_operand());
+        Product::multiply(shape.size, columns, length, left_B, right, {&decay, 0}, {h, columns});
     }
 
     // y = norm·gated / rms(gated) for each group of channels, then times silu(gate) if the norm comes before the gate.

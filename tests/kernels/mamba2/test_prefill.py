@@ -176,14 +176,18 @@ def test_a_segment_gets_the_same_alone_and_among_states_of_nan(
 
 @pytest.mark.usefixtures("target")
 @many
-@given(layout=LAYOUTS, chunks=st.lists(st.integers(1, 3), min_size=1, max_size=3), rest=st.integers(0, 40))
-def test_a_prompt_cut_at_multiples_of_the_chunk_is_the_same_bits(layout: Layout, chunks: list[int], rest: int) -> None:
+@given(
+    layout=LAYOUTS, chunks=st.lists(st.integers(1, 3), min_size=1, max_size=3), rest=st.integers(0, 40), dtype=DTYPES
+)
+def test_a_prompt_cut_at_multiples_of_the_chunk_is_the_same_bits(
+    layout: Layout, chunks: list[int], rest: int, dtype: torch.dtype
+) -> None:
     layout = replace(layout, chunk_size=50)
     cuts = [0]
     for count in chunks:
         cuts.append(cuts[-1] + 50 * count)
     whole = Packed([0, cuts[-1] + rest], [0], [1], [], 2)
-    once = drawn(layout, whole, F32)
+    once = drawn(layout, whole, dtype)
     apart = once.again()
     expected = once.run(whole)
     for begin, end in zip(cuts, [*cuts[1:], cuts[-1] + rest], strict=True):
