@@ -1,0 +1,136 @@
+"""Native code's matrix products and torch's, with the same instruction set: for each target that this CPU can run."""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from baton.kernels.linear.dense import cpu, native
+from baton.kernels.linear.quantized import native as integers, reference
+from baton.kernels.runtime import cpp
+from baton.kernels.runtime.cpp.build import build, key
+from baton.kernels.runtime.cpp.cache import cache_folder, fetch, open_folder
+from baton.kernels.runtime.cpp.compiler import find_compiler
+from baton.kernels.runtime.cpp.targets import targets_here
+from scripts.benchmarks.common.contenders import Workbench
+from scripts.benchmarks.common.machine import cpu_name
+
+SHAPES = ((768, 3352), (1536, 768), (2048, 8192), (4096, 4096), (768, 50288))
+ROWS = (1, 4, 16, 64, 128, 512, 2048)
+KINDS = ("bfloat16", "float32", "int8", "int4")
+WEIGHT_BYTES = 200 << 20
+"""Bytes of the weights that products take in turn, so that they come from memory, as those of a model's layers do."""
+# The best instructions that torch may use, for each target: oneDNN's and ATen's names.
+LIMITS = {
+    "x86-64-v4-amx": ("AVX512_CORE_AMX", "avx512"),
+    "x86-64-v4-bf16": ("AVX512_CORE_BF16", "avx512"),
+    "x86-64-v4": ("AVX512_CORE", "avx512"),
+    "x86-64-v3": ("AVX2", "avx2"),
+    "x86-64-v2": ("SSE41", "default"),
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target", choices=LIMITS, help="measure this target in this process; default: each in its own"
+    )
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="numbers of rows")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="types of the weights")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many shapes, the first ones")
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> int:
+    if options.target:
+        measure(options, workbench.threads)
+        return 0
+    names = [target.name for target in targets_here() if target.name in LIMITS]
+    print(f"{cpu_name()}, {workbench.threads} threads: GFLOP/s, and native code's as a multiple of torch's")
+    return max(run_limited(name) for name in names)
+
+
+def run_limited(target: str) -> int:
+    """Measure one target in a process whose torch may use no better instructions. Return the exit code."""
+    onednn, aten = LIMITS[target]
+    limits = {"ONEDNN_MAX_CPU_ISA": onednn, "ATEN_CPU_CAPABILITY": aten}
+    print(f"\n{target}; torch with {onednn}\n", flush=True)
+    return subprocess.run([sys.executable, *sys.argv, "--target", target], env=os.environ | limits).returncode
+
+
+def measure(options: argparse.Namespace, threads: int) -> None:
+    """Print a line for each type, shape and number of rows."""
+    install(options.target, threads)
+    for kind in options.kinds:
+        for inputs, outputs in SHAPES[: options.shapes]:
+            native_form, torch_form = forms(kind, inputs, outputs)
+            for rows in options.rows:
+                dtype = torch.float32 if kind == "float32" else torch.bfloat16
+                x = torch.randn(rows, inputs).to(dtype)
+                pairs = alternate(partial(native_form, x), partial(torch_form, x), options.rounds or 9)
+                show(f"{kind:<9}{inputs:>5} to {outputs:<6}{rows:>5} rows", 2e-9 * rows * inputs * outputs, pairs)
+
+
+def install(target: str, threads: int) -> None:
+    """Install native code for a target. Raise SystemExit if this is impossible."""
+    compiler, chosen = find_compiler(), next((each for each in targets_here() if each.name == target), None)
+    if compiler is None or chosen is None:
+        raise SystemExit(f"{target} needs a CPU that has it, and a C++ compiler")
+    open_folder(cache_folder())
+    cpp.install(fetch(cache_folder(), key(compiler, chosen), lambda path: build(compiler, chosen, path)), threads)
+
+
+Form = Callable[[Tensor], Tensor]
+
+
+def forms(kind: str, inputs: int, outputs: int) -> tuple[Form, Form]:
+    """Return the products of x with random weights of this kind, native code's and torch's.
+
+    Integers are compared with torch's bfloat16.
+    """
+    count = max(2, WEIGHT_BYTES // (inputs * outputs * 2))
+    weights = [(torch.randn(outputs, inputs) / inputs**0.5).bfloat16() for _ in range(min(count, 24))]
+    if kind == "float32":
+        weights = [weight.float() for weight in weights]
+    theirs = [cpu.packed(weight) if cpu.takes(weight) else weight for weight in weights]
+    if kind.startswith("int"):
+        bits = int(kind[3:])
+        codes = [integers.packed(*reference.quantize(weight.float(), bits), bits) for weight in weights]
+        ours = [partial(integers.linear, data=each, bits=bits, outputs=outputs, bias=None) for each in codes]
+    else:
+        ours = [partial(native.linear, weight=native.packed(each), outputs=outputs, bias=None) for each in weights]
+    return in_turn(ours), in_turn([partial(cpu.linear, weight=each, bias=None) for each in theirs])
+
+
+def in_turn(products: Sequence[Callable[[Tensor], Tensor]]) -> Form:
+    """Return a function that calls the next of the products each time."""
+    calls = 0
+
+    def run(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return products[calls % len(products)](x)
+
+    return run
+
+
+def alternate(first: Callable[[], Tensor], second: Callable[[], Tensor], rounds: int) -> list[tuple[float, float]]:
+    """Return the seconds of both in each round, without the first round."""
+    return [(seconds(first), seconds(second)) for _ in range(rounds + 1)][1:]
+
+
+def seconds(compute: Callable[[], Tensor]) -> float:
+    began = time.perf_counter()
+    compute()
+    return time.perf_counter() - began
+
+
+def show(name: str, gigaflops: float, pairs: Sequence[tuple[float, float]]) -> None:
+    own, other = (gigaflops / statistics.median(side) for side in zip(*pairs, strict=True))
+    low, middle, high = statistics.quantiles([theirs / ours for ours, theirs in pairs], n=4)
+    print(f"{name}{own:>9.0f}{other:>9.0f}{middle:>8.2f}  {low:.2f} to {high:.2f}", flush=True)
