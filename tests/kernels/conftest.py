@@ -21,7 +21,14 @@ def native_kernels() -> Iterator[None]:
     cpp.uninstall()
 
 
-@pytest.fixture(params=runnable(), ids=lambda target: target.name, scope="module")
+def targets() -> list[object]:
+    """Return this CPU's targets. Only the best, and the best with shorter vectors, are without the mark `soak`."""
+    best, *others = runnable()
+    shorter = next((target for target in others if target.march[0] != best.march[0]), best)
+    return [best, *(pytest.param(each, marks=[] if each is shorter else [pytest.mark.soak]) for each in others)]
+
+
+@pytest.fixture(params=targets(), ids=lambda target: target.name, scope="module")
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     """Install this checkout's C++ with one thread, for each instruction set that this CPU supports."""
     with installed(request.param):
