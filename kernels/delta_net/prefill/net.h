@@ -8,7 +8,7 @@
 #include "delta_net/rule/unit.h"
 #include "runtime/cpp/numbers.h"
 #include "runtime/cpp/parallel.h"
-#include "runtime/cpp/tile.h"
+#include "runtime/cpp/products/tile.h"
 #include "runtime/cpp/transpose.h"
 
 namespace {

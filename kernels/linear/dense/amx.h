@@ -9,9 +9,9 @@
 #include <algorithm>
 
 #include "product.h"
-#include "runtime/cpp/amx.h"
+#include "runtime/cpp/products/amx.h"
 #include "runtime/cpp/numbers.h"
-#include "runtime/cpp/tiles.h"
+#include "runtime/cpp/products/tiles.h"
 
 namespace baton {
 namespace {

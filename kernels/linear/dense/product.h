@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "runtime/cpp/amx.h"
+#include "runtime/cpp/products/amx.h"
 
 namespace baton {
 

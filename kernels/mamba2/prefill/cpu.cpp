@@ -10,7 +10,7 @@
 #include "conv1d/packed.h"
 #include "runtime/cpp/numbers.h"
 #include "runtime/cpp/parallel.h"
-#include "runtime/cpp/tile.h"
+#include "runtime/cpp/products/tile.h"
 #include "runtime/cpp/transpose.h"
 #include "runtime/cpu_graph/call.h"
 

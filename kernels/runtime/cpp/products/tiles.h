@@ -8,7 +8,7 @@
 
 #include "amx.h"
 #include "matrix.h"
-#include "numbers.h"
+#include "runtime/cpp/numbers.h"
 
 namespace baton {
 

@@ -10,7 +10,7 @@
 
 #include "amx.h"
 #include "matrix.h"
-#include "numbers.h"
+#include "runtime/cpp/numbers.h"
 #include "rounded.h"
 #include "tiles.h"
 
