@@ -108,12 +108,11 @@ def test_a_cut_inside_ties_keeps_the_lowest_ids(
     assert triton.sample(logits, params).tokens.tolist() == reference.sample(logits, params).tokens.tolist()
 
 
-@pytest.mark.parametrize("sort", [8, 256])
-@pytest.mark.parametrize("min_p", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("sort, min_p", [(8, 0.0), (128, 0.0), (128, 0.6)])
 def test_top_p_lists_only_tokens_near_the_cut(monkeypatch: pytest.MonkeyPatch, sort: int, min_p: float) -> None:
-    configure(monkeypatch, split=64, listed=256, sort=sort)
-    logits = torch.linspace(0, -4, 500)[torch.randperm(500, generator=torch.Generator().manual_seed(1))].expand(32, -1)
-    params = make_params(32, top_p=0.9, min_p=min_p, seed=5)
+    configure(monkeypatch, split=128, listed=128, sort=sort, chunk=128)
+    logits = torch.linspace(0, -4, 250)[torch.randperm(250, generator=torch.Generator().manual_seed(1))].expand(6, -1)
+    params = make_params(6, top_p=0.5, min_p=min_p, seed=22)
     first_bins = list[Tensor]()
 
     def observe(launch: Launch) -> None:
