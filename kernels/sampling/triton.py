@@ -11,6 +11,8 @@ The kernels, each of which splits a row's vocabulary over several programs unles
 All sums are sums of integers, so a draw depends neither on the splits nor on other rows of the batch.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 from triton import language as tl
@@ -51,6 +53,12 @@ DRAW_CONFIG = KernelConfig({"LIST": 16384, "SORT": 512, "CHUNK": 512}, warps=8)
 @by_shape
 def _split_config(vocab: int, device: torch.device) -> KernelConfig:
     return config_of("sampling.split", f"vocab={vocab}", device, SPLIT_CONFIG, *split_candidates())
+
+
+@cache
+def _weigh_config(split: int) -> KernelConfig:
+    """Return the configuration of weights with counts: each thread has 4 neighbouring logits of each part."""
+    return KernelConfig({"SPLIT": split}, warps=max(1, split // 1024))
 
 
 @by_shape
@@ -107,9 +115,7 @@ def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
         launch(_weigh, (rows, splits), logits, best, *bounds, sums, None, config=config, **row_constants, PARTS=1)
     else:
         counts = best.new_empty(rows, splits, BINS.value // 4)
-        # Each thread has 4 neighbouring logits of each part.
-        weigh_config = KernelConfig(config.blocks, warps=max(1, config.blocks["SPLIT"] // 1024))
-        weighed = logits, best, *bounds, sums, counts
+        weighed, weigh_config = (logits, best, *bounds, sums, counts), _weigh_config(config.blocks["SPLIT"])
         launch(_weigh, (rows, splits), *weighed, config=weigh_config, **row_constants, PARTS=8)
         spans = best.new_empty(rows, 2, dtype=torch.int32), best.new_empty(rows, splits, dtype=torch.int32)
         of_rows = *bounds[:3], best, sums, counts.view(torch.int16), *spans
