@@ -229,8 +229,8 @@ private:
         return pairs;
     }
 
-    // Transpose the keys at positions [begin, end) to [width, KEYS], or in pairs to [width / 2, KEYS, 2]. Columns from
-    // end - begin on are undefined.
+    // Transpose the keys at positions [begin, end) to [width, KEYS], or in pairs to [columns / 2, KEYS, 2], where columns
+    // is the width padded with zeros. Columns of keys from end - begin on are undefined.
     // Meanwhile prefetch the keys and values of the next block, up to position `last`. Pages are scattered in memory,
     // so the hardware does not prefetch them.
     void turn_keys(int64_t segment, int64_t kv_head, int64_t begin, int64_t end, int64_t last, Number *to) const {

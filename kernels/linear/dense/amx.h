@@ -9,8 +9,8 @@
 #include <algorithm>
 
 #include "product.h"
-#include "runtime/cpp/products/amx.h"
 #include "runtime/cpp/numbers.h"
+#include "runtime/cpp/products/amx.h"
 #include "runtime/cpp/products/tiles.h"
 
 namespace baton {
@@ -128,7 +128,7 @@ inline void sums_in_tiles(const PackedMatrix<bfloat16> &m, int64_t block, float 
 }
 
 // The rows, blocks of outputs, and inputs of the pieces that a product with many rows is divided into. A piece's rows,
-// weights and sums take half of a second cache of 2 MiB.
+// weights and sums take less than two thirds of a second cache of 2 MiB.
 constexpr int64_t PIECE_ROWS = 256, PIECE_BLOCKS = 8, PIECE_INPUTS = 1024;
 
 // The sums of a piece: `rows` of m, for the blocks [begin, end) of outputs.
@@ -171,7 +171,7 @@ struct Piece {
     void multiply(TileRegisters &registers, bool fetch) const {
         registers.set_height(rows.height);
         const int64_t parts = (m.inputs + PIECE_INPUTS - 1) / PIECE_INPUTS;
-        const int64_t whole = (m.inputs / parts + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS;
+        const int64_t whole = tiles_of(m.inputs, parts * TILE_INPUTS) * TILE_INPUTS;
         for (int64_t from = 0; from < m.inputs; from += whole)
             for (int64_t tile = 0; tile < rows.count; tile += 2)
                 for (int64_t block = begin; block < end; block++) {
@@ -183,7 +183,8 @@ struct Piece {
                 }
     }
 
-    // Return the lines that the results of two tiles will be written to.
+    // Return the lines that the results of two tiles will be written to: each row's last one, since the block before has
+    // written the first one.
     Lines results(int64_t tile, int64_t block, const Depth &depth) const {
         const int64_t steps = std::max<int64_t>((depth.to - depth.from) / TILE_INPUTS, 1), lines = 2 * rows.height;
         const bfloat16 *const first =

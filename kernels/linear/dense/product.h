@@ -33,7 +33,7 @@ struct PackedMatrix {
 };
 
 // Compute the sums [rows, BLOCK_OUT] of one block for at most ROWS_AT_ONCE rows, each in one chain of additions along
-// the inputs. registers: the calling thread's tile registers. following: the weights that are needed next, which are
+// the inputs. registers: the calling thread's tile registers. following: the weights that are needed next, which may be
 // prefetched meanwhile; null: the next block's weights.
 template <class T>
 void block_sums(const PackedMatrix<T> &m, int64_t block, float *sums, TileRegisters &registers,

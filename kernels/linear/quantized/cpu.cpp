@@ -21,8 +21,6 @@ constexpr int64_t CODES_AHEAD = 8192;  // Prefetch codes this many bytes ahead o
 template <class T>
 constexpr int MOST_ROWS = sizeof(T) == 4 ? std::min(MAX_ROWS, 4) : MAX_ROWS;
 
-constexpr int PADDED = 2;  // Scratch buffer of rows that are padded.
-
 typedef int32_t integers __attribute__((vector_size(4 * LANES)));
 
 // The codes (integers) of a block's OUT outputs for UNIT inputs. They fill one cache line, which is called a unit.
@@ -110,7 +108,7 @@ template <class T>
 using Number = float;
 #endif
 
-// The inputs of ROWS rows in one group. If the inputs end within the group, this object copies and pads them with
+// The inputs of up to ROWS rows in one group. If the inputs end within the group, this object copies and pads them with
 // zeros.
 template <class T, int ROWS>
 struct Inputs {
@@ -122,8 +120,8 @@ struct Inputs {
     Inputs(const M &m, int64_t group) : numbers(m.x + group * GROUP), stride(m.x_stride) {
         const int64_t count = m.inputs - group * GROUP;
         if (count >= GROUP) return;
-        std::fill(padded, padded + ROWS * GROUP, T{});
-        for (int64_t row = 0; row < ROWS; row++)
+        std::fill(padded, padded + m.rows * GROUP, T{});
+        for (int64_t row = 0; row < m.rows; row++)
             std::copy(numbers + row * stride, numbers + row * stride + count, padded + row * GROUP);
         numbers = padded;
         stride = GROUP;
@@ -192,27 +190,9 @@ void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums
 }
 
 #if defined(__AMX_BF16__)
-// The rows' inputs in one group. If the inputs end within the group, they are copied and padded with zeros.
-struct GroupOfRows {
-    const bfloat16 *numbers;
-    int64_t stride;
-
-    template <class M>
-    GroupOfRows(const M &m, int64_t group) : numbers(m.x + group * GROUP), stride(m.x_stride) {
-        const int64_t count = m.inputs - group * GROUP;
-        if (count >= GROUP) return;
-        auto *const padded = reinterpret_cast<bfloat16 *>(scratch(PADDED, m.rows * GROUP / 2));
-        std::fill(padded, padded + m.rows * GROUP, bfloat16{});
-        for (int64_t row = 0; row < m.rows; row++)
-            std::copy(numbers + row * stride, numbers + row * stride + count, padded + row * GROUP);
-        numbers = padded;
-        stride = GROUP;
-    }
-};
-
 // sums [rows, OUT] += scales · x · weights of one group, for tiles `tile` and, if COUNT is 2, tile + 1 of the rows.
 template <int COUNT>
-void add_group(const GroupOfRows &x, const RowTiles &rows, int64_t tile, const bfloat16 *weights,
+void add_group(const Inputs<bfloat16, ROWS_AT_ONCE> &x, const RowTiles &rows, int64_t tile, const bfloat16 *weights,
                const bfloat16 *scales, float *sums) {
     const TileSums<COUNT, 2> held;
     alignas(LINE) float found[COUNT * TILE_HEIGHT * OUT];
@@ -221,15 +201,16 @@ void add_group(const GroupOfRows &x, const RowTiles &rows, int64_t tile, const b
     held.clear();
     held.add(left, operand(weights), GROUP / TILE_INPUTS);
     held.store(found, OUT, rows.height * OUT);
-    const floats scale[2] = {load(scales), load(scales + LANES)};
-    // The last tile's rows that the tile before it has too are left out.
-    for (int64_t row = tile * rows.height; row < std::min((tile + COUNT) * rows.height, rows.rows); row++) {
-        const int64_t from = row - first + (row >= first + rows.height ? rows.height - across : 0);
-        for (int v = 0; v < 2; v++) {
-            float *const to = sums + row * OUT + v * LANES;
-            put(to, load(to) + load(found + from * OUT + v * LANES) * scale[v]);
+    const floats scale[VECTORS] = {load(scales), load(scales + LANES)};
+    for (int64_t t = tile; t < tile + COUNT; t++)
+        // The last tile's rows that the tile before it has too are left out.
+        for (int64_t row = t * rows.height; row < rows.first(t) + rows.height; row++) {
+            const float *const from = found + ((t - tile) * rows.height + row - rows.first(t)) * OUT;
+            for (int v = 0; v < VECTORS; v++) {
+                float *const to = sums + row * OUT + v * LANES;
+                put(to, load(to) + load(from + v * LANES) * scale[v]);
+            }
         }
-    }
 }
 
 // block_sums: a group's integers are converted to weights once for all rows. Two groups' weights alternate, so that one
@@ -247,7 +228,7 @@ void sums_in_tiles(const QuantizedMatrix<BITS, bfloat16> &m, int64_t block, floa
             __builtin_prefetch(codes + CODES_AHEAD);
             unpack<BITS>(codes, numbers + i * OUT);
         }
-        const GroupOfRows x(m, g);
+        const Inputs<bfloat16, ROWS_AT_ONCE> x(m, g);
         const bfloat16 *const scales = scales_of(m.group(block, g));
         for (int64_t tile = 0; tile < rows.count; tile += 2)
             if (tile + 1 < rows.count)

@@ -95,7 +95,7 @@ def install(path: Path, threads: int, operations: Collection[str] | None = None)
 
     Return the functions that are not offered, with the reason for each.
 
-    path: the shared library.
+    path: the shared library, for a target of `targets_here`, which asks the system for AMX's registers.
     threads: how many threads torch and native code compute with.
     operations: the operations that the library was built for; None for all.
     """

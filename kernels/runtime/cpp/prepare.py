@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from baton.kernels.runtime.cpp import library
 from baton.kernels.runtime.cpp.build import build, key
 from baton.kernels.runtime.cpp.cache import CacheError, cache_folder, fetch, open_folder
-from baton.kernels.runtime.cpp.compiler import Compiler, find_compiler
-from baton.kernels.runtime.cpp.targets import Target, machine, targets_here
+from baton.kernels.runtime.cpp.compiler import CompileError, Compiler, find_compiler
+from baton.kernels.runtime.cpp.targets import AMX, Target, machine, targets_here
 
 
 @dataclass(slots=True)
@@ -49,18 +49,30 @@ class Prepared:
         if not targets:
             self.problem = f"there is no target for this CPU ({machine()} on {sys.platform})"
             return
-        target = self.target = targets[0]
-        compiler = self.compiler = find_compiler()
-        if compiler is None:
+        self.target, self.compiler = targets[0], find_compiler()
+        if self.compiler is None:
             self.problem = "there is no C++ compiler (CXX, c++, g++, clang++, or Zig's: pip install ziglang)"
             return
+        folder = self._folder()
+        try:
+            self.path = self._fetch(folder, self.compiler, self.target, on_compile)
+        except CompileError:
+            if not self.target.needs >= AMX:
+                raise
+            self.target = targets[1]  # The assembler may be too old for AMX.
+            self.path = self._fetch(folder, self.compiler, self.target, on_compile)
+
+    def _fetch(
+        self, folder: Path, compiler: Compiler, target: Target, on_compile: Callable[["Prepared"], None]
+    ) -> Path:
+        """Return the path of the library for a target. Raise CompileError if it must be built and cannot be."""
 
         def compile_to(path: Path) -> None:
             self.compiled = True
             on_compile(self)
             build(compiler, target, path, self.operations)
 
-        self.path = fetch(self._folder(), key(compiler, target, self.operations), compile_to)
+        return fetch(folder, key(compiler, target, self.operations), compile_to)
 
     def _folder(self) -> Path:
         """Return the cache's folder, or a private temporary one if the cache cannot be used."""

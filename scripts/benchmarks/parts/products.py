@@ -26,14 +26,14 @@ SHAPES = ((768, 3352), (1536, 768), (2048, 8192), (4096, 4096), (768, 50288))
 ROWS = (1, 4, 16, 64, 128, 512, 2048)
 KINDS = ("bfloat16", "float32", "int8", "int4")
 WEIGHT_BYTES = 200 << 20
-"""Bytes of the weights that products take in turn, so that they come from memory, as those of a model's layers do."""
-# The best instructions that torch may use, for each target: oneDNN's and ATen's names.
+"""Bytes of the weights in bfloat16 that products take in turn: more than the second cache, as a model's layers."""
+# The best instructions that torch may use, for each target: names of oneDNN, ATen and MKL.
 LIMITS = {
-    "x86-64-v4-amx": ("AVX512_CORE_AMX", "avx512"),
-    "x86-64-v4-bf16": ("AVX512_CORE_BF16", "avx512"),
-    "x86-64-v4": ("AVX512_CORE", "avx512"),
-    "x86-64-v3": ("AVX2", "avx2"),
-    "x86-64-v2": ("SSE41", "default"),
+    "x86-64-v4-amx": ("AVX512_CORE_AMX", "avx512", "AVX512"),
+    "x86-64-v4-bf16": ("AVX512_CORE_BF16", "avx512", "AVX512"),
+    "x86-64-v4": ("AVX512_CORE", "avx512", "AVX512"),
+    "x86-64-v3": ("AVX2", "avx2", "AVX2"),
+    "x86-64-v2": ("SSE41", "default", "SSE4_2"),
 }
 
 
@@ -52,13 +52,13 @@ def run(options: argparse.Namespace, workbench: Workbench) -> int:
         return 0
     names = [target.name for target in targets_here() if target.name in LIMITS]
     print(f"{cpu_name()}, {workbench.threads} threads: GFLOP/s, and native code's as a multiple of torch's")
-    return max(run_limited(name) for name in names)
+    return max(map(run_limited, names), default=0)
 
 
 def run_limited(target: str) -> int:
     """Measure one target in a process whose torch may use no better instructions. Return the exit code."""
-    onednn, aten = LIMITS[target]
-    limits = {"ONEDNN_MAX_CPU_ISA": onednn, "ATEN_CPU_CAPABILITY": aten}
+    onednn, aten, mkl = LIMITS[target]
+    limits = {"ONEDNN_MAX_CPU_ISA": onednn, "ATEN_CPU_CAPABILITY": aten, "MKL_ENABLE_INSTRUCTIONS": mkl}
     print(f"\n{target}; torch with {onednn}\n", flush=True)
     return subprocess.run([sys.executable, *sys.argv, "--target", target], env=os.environ | limits).returncode
 
@@ -72,7 +72,7 @@ def measure(options: argparse.Namespace, threads: int) -> None:
             for rows in options.rows:
                 dtype = torch.float32 if kind == "float32" else torch.bfloat16
                 x = torch.randn(rows, inputs).to(dtype)
-                pairs = alternate(partial(native_form, x), partial(torch_form, x), options.rounds or 9)
+                pairs = alternate(partial(native_form, x), partial(torch_form, x), max(options.rounds or 9, 2))
                 show(f"{kind:<9}{inputs:>5} to {outputs:<6}{rows:>5} rows", 2e-9 * rows * inputs * outputs, pairs)
 
 

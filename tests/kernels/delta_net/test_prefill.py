@@ -66,12 +66,17 @@ def test_a_segment_is_unaffected_by_other_segments_and_by_nan_in_other_slots(
 @both
 @pytest.mark.usefixtures("target")
 @many
-@given(data=st.data(), chunks=st.lists(st.integers(1, 3), min_size=1, max_size=3), rest=st.integers(1, 63))
+@given(
+    data=st.data(),
+    chunks=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    rest=st.integers(1, 63),
+    dtype=st.sampled_from([F32, BF16]),
+)
 def test_a_prompt_cut_at_multiples_of_the_chunk_is_the_same_bits(
-    kind: Kind, data: st.DataObject, chunks: list[int], rest: int
+    kind: Kind, data: st.DataObject, chunks: list[int], rest: int, dtype: torch.dtype
 ) -> None:
     ends = [*accumulate(64 * count for count in chunks)]
-    net = kind.drawn(data.draw(kind.layouts), ends[-1] + rest, 3)
+    net = kind.drawn(data.draw(kind.layouts), ends[-1] + rest, 3, dtype)
     assert_the_same_in_pieces(net, [*ends, ends[-1] + rest], kind.prefill.dispatched)
 
 

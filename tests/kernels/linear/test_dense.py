@@ -71,7 +71,7 @@ def test_many_rows_with_many_inputs(rows: int, inputs: int, outputs: int) -> Non
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("rows", [1, 5, 50])
+@pytest.mark.parametrize("rows", [1, 5, 50, 300])
 def test_threads_change_no_bit(dtype: torch.dtype, rows: int) -> None:
     x, weight, bias = drawn(0, rows, 900, 1000, dtype)
     with installed(runnable()[0], threads=1):
@@ -98,7 +98,7 @@ def test_rows_are_looked_up_out_of_the_packed_weight(dtype: torch.dtype, vocab: 
 
 @pytest.mark.usefixtures("target")
 @pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("rows", [1, 5, 70])
+@pytest.mark.parametrize("rows", [1, 5, 70, 130])
 def test_results_are_written_to_columns_of_a_wider_tensor(rows: int, dtype: torch.dtype) -> None:
     x, weight, bias = drawn(0, rows, 71, 45, dtype)
     layouts = [weight, pack(weight), *([PackedWeight(cpu.packed(weight), 45, 71, False)] if cpu.takes(weight) else [])]

@@ -49,10 +49,6 @@ struct Rounded {
         return {reinterpret_cast<bfloat16 *>(memory), Left::TILE, tiles_of(count, TILE_INPUTS) * Left::TILE};
     }
 
-    static Right right(int64_t columns, Matrix<const float>, float *memory) {
-        return {reinterpret_cast<bfloat16 *>(memory), columns / LANES * Right::TILE, Right::TILE};
-    }
-
     static Left make_left(int64_t rows, int64_t count, Matrix<const float> from, float *memory) {
         const Left to = left(count, from, memory);
         for (int64_t row = 0; row < tiles_of(rows, TILE_HEIGHT) * TILE_HEIGHT; row++)
@@ -69,14 +65,14 @@ struct Rounded {
     }
 
     static Right make_right(int64_t count, int64_t columns, Matrix<const float> from, float *memory) {
-        const Right to = right(columns, from, memory);
+        const Right to = right(columns, memory);
         put_inputs(0, tiles_of(count, TILE_INPUTS) * TILE_INPUTS, count, columns, from, to);
         return to;
     }
 
-    static Right empty_right(int64_t count, int64_t columns, Matrix<const float> from, float *memory) {
+    static Right empty_right(int64_t count, int64_t columns, Matrix<const float>, float *memory) {
         std::fill(memory, memory + right_size(count, columns), 0.0f);
-        return right(columns, from, memory);
+        return right(columns, memory);
     }
 
     static void put_right(int64_t begin, int64_t end, int64_t columns, Matrix<const float> from, const Right &to) {
@@ -108,6 +104,10 @@ struct Rounded {
     }
 
 private:
+    static Right right(int64_t columns, float *memory) {
+        return {reinterpret_cast<bfloat16 *>(memory), columns / LANES * Right::TILE, Right::TILE};
+    }
+
     // Store inputs [begin, end) of a right side; those from `count` on are 0. begin is even.
     static void put_inputs(int64_t begin, int64_t end, int64_t count, int64_t columns, Matrix<const float> from,
                            const Right &to) {

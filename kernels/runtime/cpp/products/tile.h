@@ -10,8 +10,8 @@
 
 #include "amx.h"
 #include "matrix.h"
-#include "runtime/cpp/numbers.h"
 #include "rounded.h"
+#include "runtime/cpp/numbers.h"
 #include "tiles.h"
 
 namespace baton {
@@ -122,7 +122,7 @@ void multiply(int64_t rows, int64_t columns, int64_t count, Matrix<const L> left
 
 // Products of float32 matrices whose operands stay as they are. Rounded does the same with operands in another form, so
 // operands are made first: make_left(rows, count, ...) and make_right(count, columns, ...) write that form to memory of
-// left_size and right_size floats and return the operand; `left` and `right` return one that was made before.
+// left_size and right_size floats and return the operand; `left` returns one that was made before.
 struct Plain {
     static constexpr int BLOCK = TILE_ROWS;
     using Left = Matrix<const float>;
@@ -131,7 +131,6 @@ struct Plain {
     static int64_t left_size(int64_t, int64_t) { return 0; }
     static int64_t right_size(int64_t, int64_t) { return 0; }
     static Left left(int64_t, Matrix<const float> from, float *) { return from; }
-    static Right right(int64_t, Matrix<const float> from, float *) { return from; }
     static Left make_left(int64_t, int64_t, Matrix<const float> from, float *) { return from; }
     static Right make_right(int64_t, int64_t, Matrix<const float> from, float *) { return from; }
 
@@ -155,14 +154,13 @@ struct Plain {
                  {to.at + begin * to.stride, to.stride});
     }
 
-    // The product of a lower triangular matrix: after the diagonal, `left` holds zeros.
+    // The product of a lower triangular matrix: after the diagonal, `left` holds zeros. kept is not null.
     static void multiply_lower(int64_t rows, int64_t columns, Left left, Right right, Matrix<const float> kept,
                                Matrix<float> to) {
         for (int64_t row = 0; row < rows; row += TILE_ROWS) {
             const int64_t last = std::min(row + TILE_ROWS, rows);
             multiply(last - row, columns, last, {left.at + row * left.stride, left.stride}, right,
-                     {kept.at ? kept.at + row * kept.stride : nullptr, kept.stride},
-                     {to.at + row * to.stride, to.stride});
+                     {kept.at + row * kept.stride, kept.stride}, {to.at + row * to.stride, to.stride});
         }
     }
 };

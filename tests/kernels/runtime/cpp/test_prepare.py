@@ -16,6 +16,7 @@ from baton.kernels.runtime.cpp import library
 from baton.kernels.runtime.cpp.cache import cache_folder
 from baton.kernels.runtime.cpp.compiler import find_compiler
 from baton.kernels.runtime.cpp.prepare import Prepared, prepare
+from baton.kernels.runtime.cpp.targets import AMX, TARGETS
 from tests.kernels.installed import compiler, library_for, runnable
 
 NAME = "baton_add_rms_norm"
@@ -63,6 +64,17 @@ def test_the_second_start_compiles_nothing(tmp_path: Path, monkeypatch: pytest.M
     built.write_bytes(damaged)
     third = prepared(compilations.append)
     assert (third.problem, third.compiled) == ("", True)
+
+
+def test_an_assembler_without_amx_gets_the_next_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
+    real, best = shutil.which(compiler().command[0]), next(each for each in runnable() if not each.needs >= AMX)
+    refusal = f'case "$*" in *-mamx-tile*) echo "error: no such instruction" >&2; exit 1;; esac\nexec {real} "$@"'
+    monkeypatch.setenv("CXX", make_compiler(tmp_path / "old", refusal))
+    monkeypatch.setattr("baton.kernels.runtime.cpp.prepare.targets_here", lambda: [TARGETS[0], best])
+    found = prepared()
+    assert (found.problem, found.target) == ("", best)
+    assert cpp.function(NAME) is not None
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
