@@ -20,6 +20,7 @@ FLAGS = (
     "-O2",  # compiles in half of -O3's time; loops that need unrolling or vectorising have pragmas
     "-fPIC",
     "-fno-exceptions",
+    "-fno-threadsafe-statics",  # a library is initialised while it is loaded; Clang would call the C++ runtime
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=fast",
