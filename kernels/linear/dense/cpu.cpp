@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "amx.h"
+#include "tiles.h"
 #include "product.h"
 #include "rows.h"
 #include "runtime/cpp/numbers.h"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "runtime/cpp/products/amx.h"
+#include "runtime/cpp/products/registers.h"
 
 namespace baton {
 

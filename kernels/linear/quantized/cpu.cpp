@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "linear/dense/amx.h"
+#include "linear/dense/tiles.h"
 #include "linear/dense/rows.h"
 #include "product.h"
 #include "runtime/cpp/numbers.h"

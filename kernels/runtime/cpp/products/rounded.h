@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "amx.h"
+#include "registers.h"
 #include "matrix.h"
 #include "runtime/cpp/numbers.h"
 #include "tiles.h"

@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #endif
 
-#include "amx.h"
+#include "registers.h"
 #include "matrix.h"
 #include "rounded.h"
 #include "runtime/cpp/numbers.h"

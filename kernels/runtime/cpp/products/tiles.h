@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "amx.h"
+#include "registers.h"
 #include "matrix.h"
 #include "runtime/cpp/numbers.h"
 

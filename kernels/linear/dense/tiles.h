@@ -10,7 +10,7 @@
 
 #include "product.h"
 #include "runtime/cpp/numbers.h"
-#include "runtime/cpp/products/amx.h"
+#include "runtime/cpp/products/registers.h"
 #include "runtime/cpp/products/tiles.h"
 
 namespace baton {
@@ -25,7 +25,7 @@ struct RowTiles {
     int64_t rows, count, height;
 
     explicit RowTiles(int64_t rows)
-        : rows(rows), count((rows + TILE_HEIGHT - 1) / TILE_HEIGHT), height((rows + count - 1) / count) {}
+        : rows(rows), count(tiles_of(rows, TILE_HEIGHT)), height(tiles_of(rows, count)) {}
 
     int64_t first(int64_t tile) const { return std::min(tile * height, rows - height); }
 };
@@ -65,8 +65,7 @@ struct Depth {
     bool fetch;  // Prefetch the weights: they come from memory.
 };
 
-// Lines of memory that will be written soon, `stride` bytes apart. Without the prefetch, writing results takes a third
-// of a product's time.
+// Lines of memory that will be written soon, `stride` bytes apart: without the prefetch, writes of results wait for them.
 struct Lines {
     const char *next = nullptr;
     int64_t stride = 0, left = 0, at_once = 0;
@@ -170,7 +169,7 @@ struct Piece {
     // fetch: the weights come from memory.
     void multiply(TileRegisters &registers, bool fetch) const {
         registers.set_height(rows.height);
-        const int64_t parts = (m.inputs + PIECE_INPUTS - 1) / PIECE_INPUTS;
+        const int64_t parts = tiles_of(m.inputs, PIECE_INPUTS);
         const int64_t whole = tiles_of(m.inputs, parts * TILE_INPUTS) * TILE_INPUTS;
         for (int64_t from = 0; from < m.inputs; from += whole)
             for (int64_t tile = 0; tile < rows.count; tile += 2)
