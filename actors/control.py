@@ -83,6 +83,8 @@ class Speeds(Struct, tag=True, array_like=True):
     decode: float = 0.0  # seconds for a step without prompts
     prompt: float = 0.0  # seconds for each prompt token of a mixed step
     mixed: float = 0.0  # fixed extra seconds of a mixed step, however few prompt tokens it has
+    draft: float = 0.0  # extra seconds for each draft that a step feeds
+    turn: float = 0.0  # seconds from the end of a step with drafts to the start of the next step
 
 
 class Pause(Struct, tag=True, array_like=True):

@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+from baton.actors.tokens import Tokens
+
 
 class PageCopy(Struct, frozen=True, array_like=True):
     """A KV page to copy: `source` is shared, and `target` is the grant's own."""
@@ -32,12 +34,37 @@ class GrantPages(Struct, frozen=True, array_like=True):
     pages: list[int]
 
 
+class RowDrafts(Struct, frozen=True, array_like=True):
+    """The drafts that a decoding row feeds in a step after its last token."""
+
+    grant: int
+    tokens: Tokens
+
+
+class Proposal(Struct, frozen=True, array_like=True):
+    """Tokens that are likely to continue a row's history. The scheduler decides how many of them a step feeds."""
+
+    grant: int
+    position: int  # index in the history of the first of the tokens; none is known from there on
+    tokens: Tokens
+    chance: float  # how likely each token is right if those before it are; in (0, 1)
+
+
 class RowMask(Struct, frozen=True, array_like=True):
-    """The tokens that a row's grammar allows at one position."""
+    """The tokens that a row's grammar allows at one position, and after each draft from there on."""
 
     grant: int
     position: int  # index in the row's history of the token to draw; the mask is valid only for this token
     words: bytes  # int32 [ceil(vocabulary / 32)]: bit i % 32 of word i // 32 says whether token i is allowed
+    ahead: list[bytes] = []  # the same after each of the proposed tokens; in a Step, after each draft
+    proposal: Proposal | None = None  # tokens that the grammar allows
+
+
+class Advance(Struct, frozen=True, array_like=True):
+    """How many drafts of a row were accepted in a step, up to the token that finished the request, if one did."""
+
+    grant: int
+    accepted: int
 
 
 class Failure(Struct, frozen=True, array_like=True):

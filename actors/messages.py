@@ -33,7 +33,7 @@ from baton.actors.control import (
     Unname as Unname,
     Unoffered as Unoffered,
 )
-from baton.actors.grants import Chunk, Failure, Fill, GrantPages, PageCopy, RowMask
+from baton.actors.grants import Advance, Chunk, Failure, Fill, GrantPages, PageCopy, Proposal, RowDrafts, RowMask
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease, Loan
 from baton.actors.requests import EndReason, Hit, Keep, Output, PeerHint, Request, RetireReason, RowLogprobs
@@ -112,10 +112,15 @@ class Step(Struct, tag=True, array_like=True):
     checkpoints: list[Checkpoint]  # states to save during the step, each into the slot of its lease
     pages: list[GrantPages]  # pages that rows were given since the last Step
     masks: list[RowMask] = []  # one for each row with a grammar that draws a token in this step
+    drafts: list[RowDrafts] = []  # of rows that decode; such a row is in no other step until this one is settled
+    propose: int = 0  # most tokens to propose for each row after this step
 
 
 class Stepped(Struct, tag=True, array_like=True):
-    """forward → results, in stream order: a step is done. tokens[i] was sampled for grants[i]."""
+    """forward → results, in stream order: a step is done. tokens[i] was sampled for grants[i].
+
+    A row with accepted drafts has several tokens, in their order.
+    """
 
     step: int
     grants: list[int]
@@ -129,6 +134,8 @@ class Stepped(Struct, tag=True, array_like=True):
     The states and checkpoints of these rows may only be freed.
     """
     error: str = ""  # why the rows failed
+    drafted: list[Chunk] = []  # rows that fed drafts, each with the number of drafts
+    propose: int = 0  # as in Step
 
 
 class Retired(Struct, tag=True, array_like=True):
@@ -289,6 +296,7 @@ class Retire(Struct, tag=True, array_like=True):
 
     grant: int
     reason: RetireReason
+    position: int  # the position to bring the state to, by accepted drafts that it has not consumed yet
 
 
 class Admitted(Struct, tag=True, array_like=True):
@@ -320,6 +328,8 @@ class Settled(Struct, tag=True, array_like=True):
     step: int
     finished: list[int]
     failed: list[int] = []
+    advanced: list[Advance] = []  # the rows that fed drafts and did not fail
+    proposals: list[Proposal] = []
 
 
 class Masked(Struct, tag=True, array_like=True):

@@ -79,6 +79,8 @@ class Request(Struct, frozen=True, array_like=True):
     checkpoints: tuple[int, ...] = ()  # positions in the prompt at which the client asks for a checkpoint
     keep: Keep = ""  # whether the client will continue from the end, soon or never; "": unknown
     hint: PeerHint | None = None  # the peer that asked for this state: it is never asked to compute it
+    drafts: bool = True  # whether its tokens may be drafted, where the server drafts at all
+    prediction: Tokens = b""  # what the client expects the output to be like; drafts are taken from it too
 
 
 def resubmission(request: Request, delivered: Tokens, delivered_chars: int) -> Request:
@@ -136,3 +138,5 @@ class Output(Struct, array_like=True):
     logprobs: list[TokenLogprob] = []  # log probabilities of the new tokens
     prompt_logprobs: list[TokenLogprob] = []  # log probabilities of the next prompt tokens
     hit: Hit = Hit()  # the cache hit of the request's first admission, limited to the prompt
+    accepted: int = 0  # drafts of this output that were right so far
+    rejected: int = 0  # drafts of this output that were wrong so far

@@ -3,10 +3,19 @@
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from baton.actors.actor import Send
-from baton.actors.forward.device import DeviceQueue, Work, WorkCheckpoint, WorkChunk, WorkMask
-from baton.actors.grants import Failure
+from baton.actors.forward.device import (
+    DeviceQueue,
+    Work,
+    WorkCheckpoint,
+    WorkChunk,
+    WorkCommit,
+    WorkDraft,
+    WorkMask,
+)
+from baton.actors.grants import Chunk, Failure
 from baton.actors.lease import Lease
 from baton.actors.messages import (
     Admit,
@@ -30,6 +39,7 @@ from baton.actors.messages import (
 from baton.actors.tokens import count, pack, unpack
 
 NOT_FINITE = "what the model computed is not finite"
+NOT_DRAWN = -1  # stands for a token that was not drawn, because the logits were not finite
 
 
 @dataclass(slots=True)
@@ -41,6 +51,7 @@ class RunningRow:
     state: Lease
     position: int  # tokens that the state will have consumed
     length: int  # tokens that the request was admitted with; after them the row decodes
+    accepted: int = 0  # drafts accepted in the row's last step, which the state has not consumed
 
 
 @dataclass(slots=True)
@@ -48,9 +59,18 @@ class LaunchedStep:
     """A step on the stream whose event has not passed."""
 
     step: int
-    sampling: list[int]  # grants that sample a token, in the order of Ran.tokens
-    positions: dict[int, int]  # by grant: the row's position after the step; rows with chunks first
+    sampling: list[int]  # grants that sample a token, in the order of Ran.tokens; those with drafts sample several
+    positions: dict[int, int]  # by grant: the row's last position in the step; rows with chunks first
     checkpoints: list[Checkpoint]
+    drafts: dict[int, list[int]]  # by grant: the drafts that the row feeds
+    propose: int  # as in Step
+
+
+@dataclass(slots=True)
+class LaunchedCommit:
+    """A row that is gone, and accepted drafts that its state is about to consume on the stream."""
+
+    retired: Retired
 
 
 @dataclass
@@ -70,8 +90,8 @@ class Forward:
         self._poisoned: dict[int, str] = {}  # unusable states, by grant: why a fill failed, or "" after a failed step
         self._exporting: dict[int, Lease] = {}  # by key of the copy: the slot that is being copied
         self._filling: dict[int, Retired | None] = {}  # by grant being filled: the Retired to send after that, if any
-        # Messages to results, in stream order. A LaunchedStep delays all messages after it until its Ran has come.
-        self._reports: deque[LaunchedStep | Admitted | Stepped | Retired | Drain] = deque()
+        # Messages to results, in stream order. A launched step or commit delays all after it until its Ran has come.
+        self._reports: deque[LaunchedStep | LaunchedCommit | Admitted | Stepped | Retired | Drain] = deque()
 
     def receive(self, message: Message) -> None:
         match message:
@@ -96,7 +116,7 @@ class Forward:
                 raise TypeError(f"forward got {message!r}")
 
     def act(self) -> None:
-        while self._reports and not isinstance(report := self._reports[0], LaunchedStep):
+        while self._reports and not isinstance(report := self._reports[0], LaunchedStep | LaunchedCommit):
             self._reports.popleft()
             if isinstance(report, Retired):
                 # Set only now: a step that was enqueued before the retirement may have failed in the meantime.
@@ -109,8 +129,8 @@ class Forward:
         yield from (retired.state for retired in self._filling.values() if retired is not None)
         for report in self._reports:
             match report:
-                case Retired():
-                    yield report.state
+                case Retired(state=state) | LaunchedCommit(Retired(state=state)):
+                    yield state
                 case LaunchedStep() | Stepped():
                     yield from (checkpoint.lease for checkpoint in report.checkpoints)
                 case _:
@@ -146,17 +166,26 @@ class Forward:
         # A row that feeds a chunk does not also decode in this step, even if the chunk ends its prompt.
         not_decoding = {*step.sit_out, *(chunk.grant for chunk in step.chunks)}
         decodes = [row for row in self.rows.values() if row.position >= row.length and row.grant not in not_decoding]
-        positions = [row.position for row in decodes]
+        positions = [row.position + row.accepted for row in decodes]
         chunks = [self._chunk(self.rows[chunk.grant], chunk.tokens) for chunk in step.chunks]
-        for row in decodes:
-            row.position += 1
+        drafts = {fed.grant: unpack(fed.tokens) for fed in step.drafts}
+        feeds = [self._advance(row, drafts.get(row.grant, [])) for row in decodes]
         sampling = [chunk.grant for chunk, work in zip(step.chunks, chunks, strict=True) if work.samples]
         sampling += [row.grant for row in decodes]
-        moved = {grant: self.rows[grant].position for grant in [*(c.grant for c in step.chunks), *sampling]}
-        self._reports.append(LaunchedStep(step.step, sampling, moved, step.checkpoints))
+        ends = {grant: self.rows[grant].position for grant in [*(c.grant for c in step.chunks), *sampling]}
+        for grant, tokens in drafts.items():
+            ends[grant] += len(tokens)
+        self._reports.append(LaunchedStep(step.step, sampling, ends, step.checkpoints, drafts, step.propose))
         checkpoints = [WorkCheckpoint(self.rows[c.grant].index, c.position, c.lease.slot) for c in step.checkpoints]
-        masks = [WorkMask(self.rows[mask.grant].index, mask.words) for mask in step.masks]
-        self.device.run(Work(step.step, chunks, [row.index for row in decodes], positions, checkpoints, masks))
+        masks = [WorkMask(self.rows[mask.grant].index, mask.words, mask.ahead) for mask in step.masks]
+        fed = [feed for feed in feeds if feed.replays or feed.tokens]
+        self.device.run(Work(step.step, chunks, [row.index for row in decodes], positions, checkpoints, masks, fed))
+
+    def _advance(self, row: RunningRow, drafts: list[int]) -> WorkDraft:
+        """Return the drafts that a row replays and feeds. Its state will have consumed none of the new ones."""
+        feed = WorkDraft(row.index, row.accepted, tuple(drafts))
+        row.position, row.accepted = row.position + row.accepted + 1, 0
+        return feed
 
     def _chunk(self, row: RunningRow, tokens: int) -> WorkChunk:
         start, row.position = row.position, row.position + tokens
@@ -165,12 +194,16 @@ class Forward:
     def _retire(self, retire: Retire) -> None:
         """Take a row off the device, and send Retired in stream order.
 
-        If its slot is still being filled from host memory, Retired waits for that copy; other messages do not wait.
+        Its state first consumes accepted drafts, up to the position that the scheduler names. If its slot is still
+        being filled from host memory, Retired waits for that copy; other messages do not wait.
         """
         row = self.rows.pop(retire.grant)
         self._free_rows.append(row.index)
-        retired = Retired(retire.grant, retire.reason, row.state, row.position)
-        if retire.grant in self._filling:
+        retired = Retired(retire.grant, retire.reason, row.state, retire.position)
+        if replays := retire.position - row.position:
+            self.device.run(Work(0, [], [], [], [], commits=[WorkCommit(row.index, replays, retire.position)]))
+            self._reports.append(LaunchedCommit(retired))
+        elif retire.grant in self._filling:
             self._filling[retire.grant] = retired
         else:
             self._reports.append(retired)
@@ -206,30 +239,62 @@ class Forward:
             self._reports.append(retired)
 
     def _ran(self, ran: Ran) -> None:
-        """Replace the oldest LaunchedStep, which is done, by its Stepped message.
+        """Replace the oldest launched step or commit, which is done, by its message."""
+        at = next(i for i, report in enumerate(self._reports) if isinstance(report, LaunchedStep | LaunchedCommit))
+        running = self._reports[at]
+        if isinstance(running, LaunchedStep):
+            assert running.step == ran.step
+            self._reports[at] = self._stepped(running, ran)
+        elif isinstance(running, LaunchedCommit):
+            if ran.error:
+                self._poisoned.setdefault(running.retired.grant, "")
+            self._reports[at] = running.retired
+
+    def _stepped(self, running: LaunchedStep, ran: Ran) -> Stepped:
+        """Return the message of a step that is done, and note the accepted drafts of rows that are still here.
 
         A poisoned row stays poisoned until it is retired: one more step, already in flight, has used its state.
         """
-        at = next(i for i, report in enumerate(self._reports) if isinstance(report, LaunchedStep))
-        running = self._reports[at]
-        assert isinstance(running, LaunchedStep) and running.step == ran.step
+        valid = {} if ran.error else valid_draws(running, unpack(ran.tokens), ran.not_finite)
         grants = list(running.positions)  # grants with chunks come first, so that `unsound` can index them
-        lost = [running.sampling[row] for row in ran.not_finite] + [grants[chunk] for chunk in ran.unsound]
+        lost = [grant for grant, drawn in valid.items() if NOT_DRAWN in drawn]
+        lost += [grants[chunk] for chunk in ran.unsound]
         for grant in grants if ran.error else lost:
             self._poisoned.setdefault(grant, "")
-        sampled = [] if ran.error else list(zip(running.sampling, unpack(ran.tokens), strict=True))
-        sound = [(grant, token) for grant, token in sampled if grant not in self._poisoned]
-        self._reports[at] = Stepped(
+        sound = {grant: drawn for grant, drawn in valid.items() if grant not in self._poisoned}
+        for grant in running.drafts:
+            if grant in sound and grant in self.rows:
+                self.rows[grant].accepted = len(sound[grant]) - 1
+        return Stepped(
             ran.step,
-            [grant for grant, _ in sound],
-            pack(token for _, token in sound),
+            [grant for grant, drawn in sound.items() for _ in drawn],
+            pack(token for drawn in sound.values() for token in drawn),
             running.checkpoints,
             [row for row in ran.logprobs if row.grant not in self._poisoned],
             [row for row in ran.prompt_logprobs if row.grant not in self._poisoned],
             [Failure(grant, to) for grant, to in running.positions.items() if grant in self._poisoned],
             ran.error or NOT_FINITE * bool(lost) or self._unfilled(running),
+            [Chunk(grant, len(tokens)) for grant, tokens in running.drafts.items()],
+            running.propose,
         )
 
     def _unfilled(self, running: LaunchedStep) -> str:
         """Return why one of the step's rows could not be filled; "" if all were."""
         return next((why for grant in running.positions if (why := self._poisoned.get(grant))), "")
+
+
+def valid_draws(step: LaunchedStep, tokens: list[int], not_finite: list[int]) -> dict[int, list[int]]:
+    """Return the valid draws of each row that samples, by grant: see Work. NOT_DRAWN can only be the last of them.
+
+    tokens: the draws of all rows. not_finite: the indices of those that were not drawn.
+    """
+    for index in not_finite:
+        tokens[index] = NOT_DRAWN
+    valid, begin = {}, 0
+    for grant in step.sampling:
+        drafts = step.drafts.get(grant, [])
+        drawn = tokens[begin : begin + 1 + len(drafts)]
+        begin += len(drawn)
+        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafts, drawn, strict=False)))
+        valid[grant] = drawn[: 1 + right]
+    return valid

@@ -29,17 +29,40 @@ class WorkMask(Struct, frozen=True, array_like=True):
 
     row: int
     words: bytes  # one bit for each token, as in RowMask
+    ahead: list[bytes] = []  # the same after each of the row's drafts
+
+
+class WorkDraft(Struct, frozen=True, array_like=True):
+    """The drafts of a row that decodes: those accepted in its last step with drafts, and new ones."""
+
+    row: int
+    replays: int  # accepted drafts, whose inputs are in the row's ring, to put into the state first
+    tokens: tuple[int, ...]  # new drafts, which the row feeds after its last token
+
+
+class WorkCommit(Struct, frozen=True, array_like=True):
+    """Accepted drafts to put into the state of a row that feeds nothing."""
+
+    row: int
+    replays: int
+    position: int  # the position of the state after that
 
 
 class Work(Struct, frozen=True, array_like=True):
-    """The contents of one step. Rows are named by their index on the device."""
+    """The contents of one step. Rows are named by their index on the device.
+
+    A row with drafts draws a token after its last token and after each draft. The draw after a draft is valid if the
+    draft equals the draw before it, and that one is valid. The row's last valid draw is the token that it feeds next.
+    """
 
     step: int
     chunks: list[WorkChunk]
     decodes: list[int]  # rows that feed the token that they drew last
-    positions: list[int]  # the position of each row in `decodes` before the step
+    positions: list[int]  # the position of the token that each row in `decodes` drew last
     checkpoints: list[WorkCheckpoint]
     masks: list[WorkMask] = []
+    drafts: list[WorkDraft] = []  # of rows in `decodes`
+    commits: list[WorkCommit] = []  # of rows that are in neither `chunks` nor `decodes`
 
 
 class DeviceCalls(Protocol):

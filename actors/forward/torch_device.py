@@ -123,7 +123,7 @@ class TorchDevice:
             return self._launch(work)
 
     def _launch(self, work: Work) -> LaunchedWork:
-        inbox, decoder = self._inbox, self._decoder if work.decodes else None
+        inbox, decoder = self._inbox, self._decoder if work.decodes and not work.drafts else None
         inbox.begin()
         step = pack_step(inbox, work, self._table, self.model.chunk_size, self.pools.page_size, decoder is not None)
         began = self._stream.record()
@@ -132,6 +132,8 @@ class TorchDevice:
             decoder.send(work)
         if step.page_update:
             self._table.update(step.page_update)
+        if step.commits is not None:
+            self.model.replay(step.commits, self.pools)
         logits, sound, prompts = self._compute(step)
         if decoder:
             logits.append(decoder.logits())
@@ -158,18 +160,22 @@ class TorchDevice:
 
     def _draw(self, step: PackedStep, logits: Tensor) -> tuple[Tensor, CopiedLogprobs | None]:
         """Enqueue the draw. Return LaunchedWork's `drawn` and `reports`."""
-        unadjusted = step.reports.copy_logits(logits)
+        unadjusted, valid = step.reports.copy_logits(logits), None
         step.adjustments.apply(logits, self._counts)
         if step.draws is None:
             assert self._decoder is not None
             drawn = self._decoder.draw()
         else:
             sampled = sample(logits, step.draws.params)
-            self._table.last_token.index_copy_(0, step.draws.rows, sampled.tokens)
             drawn = reported_tokens(sampled)
+            if step.verification is None:
+                self._table.last_token.index_copy_(0, step.draws.rows, sampled.tokens)
+            else:
+                last, valid = step.verification.verify(drawn)
+                self._table.last_token.index_copy_(0, step.verification.rows, last.clamp(min=0))
         if step.adjustments.penalties or step.reports.draws is not None:
             tokens = drawn.clamp(min=0)
-            step.adjustments.count(tokens, self._counts)
+            step.adjustments.count(tokens, self._counts, valid)
             return to_host(drawn, self._stream), step.reports.enqueue(unadjusted, tokens, self._stream)
         return to_host(drawn, self._stream), None
 

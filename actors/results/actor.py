@@ -1,14 +1,13 @@
 """The result-processor: it owns token histories, text and stop conditions, and decides when a request is finished."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
 
 from msgspec.structs import replace
 
 from baton.actors.actor import Send
-from baton.actors.grants import RowMask
+from baton.actors.grants import Advance, Proposal, RowMask
 from baton.actors.lease import Lease
 from baton.actors.messages import (
     Admitted,
@@ -27,7 +26,17 @@ from baton.actors.messages import (
     Stepped,
 )
 from baton.actors.requests import FinishReason, Hit, Output, Request, RetireReason, RowLogprobs, TokenLogprob
-from baton.actors.tokens import count, pack, unpack
+from baton.actors.results.interfaces import (
+    Constrain,
+    Draft,
+    Drafter,
+    OutputConstraint,
+    TextStream,
+    Vocabulary,
+    no_drafts,
+    refuse_grammars,
+)
+from baton.actors.tokens import count, cut, pack, unpack
 from baton.models.text.grammars.errors import ForbiddenToken, GrammarError
 from baton.models.text.stop_strings import StopStrings
 
@@ -41,45 +50,9 @@ FINISH_REASONS: dict[RetireReason, FinishReason] = {
     "timeout": "abort",
     "failed": "error",
 }
+# Masks after drafts take time, so rows with a grammar get a proposal only if its tokens are at least this likely.
+LIKELY = 0.3
 ABORT_REASONS = ("aborted", "timeout")
-
-
-class TextStream(Protocol):
-    """The text of an output, token by token. Text is returned as soon as later tokens can no longer change it."""
-
-    def push(self, ids: Sequence[int]) -> str:
-        """Add tokens, and return the text that can now be shown."""
-        ...
-
-    def flush(self) -> str:
-        """End the stream, and return the text that was held back."""
-        ...
-
-
-class Vocabulary(Protocol):
-    def detokenizer(self, prompt_tail: Sequence[int], skip_special_tokens: bool) -> TextStream:
-        """Return the text stream of an output. prompt_tail: the last tokens of the prompt."""
-        ...
-
-
-class OutputConstraint(Protocol):
-    """The limits that a request's grammar sets to its output. A GrammarError from a method ends the request."""
-
-    def consume(self, token: int) -> bool:
-        """Advance by a token that does not stop the output. Return whether the output must end after it."""
-        ...
-
-    def words(self, drawn: int) -> bytes | None:
-        """Return RowMask.words for the next token, after `drawn` output tokens; None if the output must end here."""
-        ...
-
-
-Constrain: TypeAlias = Callable[[Request, Sequence[int]], OutputConstraint]  # given a request and its output so far
-
-
-def refuse_grammars(request: Request, output: Sequence[int]) -> OutputConstraint:
-    """Raise GrammarError for every request: a Constrain for servers without grammars."""
-    raise GrammarError("grammars are not supported here")
 
 
 def finish_reason(error: GrammarError) -> FinishReason:
@@ -111,6 +84,9 @@ class RequestHistory:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # not sent to the api yet
     prompt_logprobs_next: int = 0  # index of the first prompt token that has not been reported
     constraint: OutputConstraint | None = None  # made for the first mask; None before that, and without a grammar
+    drafter: Drafter | None = None  # None: no drafts
+    accepted: int = 0  # as in Output
+    rejected: int = 0  # as in Output
 
     @property
     def completion_tokens(self) -> int:
@@ -124,6 +100,7 @@ class ResultProcessor:
     send: Send
     vocabulary: Vocabulary
     constrain: Constrain = refuse_grammars  # makes the constraint of a request with a grammar
+    draft: Draft = no_drafts  # makes the drafter of a request
     counters: Counter[str] = field(default_factory=Counter)
     records: dict[str, RequestHistory] = field(default_factory=dict)  # by request id
 
@@ -131,6 +108,7 @@ class ResultProcessor:
         self._grants: dict[int, RequestHistory] = {}
         self._outputs: list[Output] = []  # outputs for the next Delta
         self._unmasked: dict[int, RequestHistory] = {}  # rows that need their next mask, by grant
+        self._propose = 0  # most tokens to propose for each row, as of the newest Stepped
 
     def receive(self, message: Message) -> None:
         match message:
@@ -192,7 +170,14 @@ class ResultProcessor:
             matched_tokens=min(matched, request.prompt_len),
         )
         return RequestHistory(
-            request, history, detokenizer, stops, hit, request.delivered_chars, prompt_logprobs_next=first
+            request,
+            history,
+            detokenizer,
+            stops,
+            hit,
+            request.delivered_chars,
+            prompt_logprobs_next=first,
+            drafter=self.draft(request, history),
         )
 
     def _stepped(self, stepped: Stepped) -> None:
@@ -201,22 +186,20 @@ class ResultProcessor:
         The scheduler waits for Settled before it can send another step, so as little as possible comes before it.
         Text is needed early only for requests that have stop strings.
         """
-        tokens = unpack(stepped.tokens)
-        sampled = [(self._grants[g], token) for g, token in zip(stepped.grants, tokens, strict=True)]
-        # A request that stopped may be in one more step, which was already in flight: its extra token is discarded.
-        live = [(record, token) for record, token in sampled if record.finish is None]
-        texts = {}
-        for record, token in live:
-            record.history.append(token)
-            record.new_tokens.append(token)
-            if record.request.stops.strings:
-                texts[record] = self._text(record, token)
-            self._check(record, token)
-            if record.constraint is not None and record.finish is None:
-                self._unmasked[record.grant] = record
-        finished = [record.grant for record, _ in live if record.finish is not None]
+        texts: dict[RequestHistory, str] = {}  # by request with new tokens: the text to show, if it is known already
+        for grant, token in zip(stepped.grants, unpack(stepped.tokens), strict=True):
+            record = self._grants[grant]
+            # A request that has stopped may have more tokens: of accepted drafts, or of a step that was in flight.
+            if record.finish is None:
+                texts[record] = texts.get(record, "") + self._add(record, token)
+        finished = [record.grant for record in texts if record.finish is not None]
         failed = {failure.grant for failure in stepped.failed}
-        self.send("scheduler", Settled(stepped.step, finished, sorted(failed)))
+        advanced = [
+            self._verified(self._grants[fed.grant], fed.tokens) for fed in stepped.drafted if fed.grant not in failed
+        ]
+        self._propose = stepped.propose
+        proposals = self._proposals(texts) if stepped.propose else []
+        self.send("scheduler", Settled(stepped.step, finished, sorted(failed), advanced, proposals))
         for failure in stepped.failed:
             record = self._grants[failure.grant]
             record.failed_at = record.failed_at or failure.position
@@ -225,15 +208,52 @@ class ResultProcessor:
             self._prompt_logprobs(logprobs)
         for logprobs in stepped.logprobs:
             record = self._grants[logprobs.grant]
-            if record.new_tokens:  # else the token was discarded
+            if logprobs.start < len(record.history):  # else the token was discarded
                 record.new_logprobs += logprobs.items
         for checkpoint in stepped.checkpoints:
             if checkpoint.grant in failed:
                 self.send("cache", Free([checkpoint.lease]))
             else:
                 self._donate(self._grants[checkpoint.grant], checkpoint.lease, checkpoint.position, closes=False)
-        for record, token in live:
-            self._output(record, texts[record] if record in texts else self._text(record, token))
+        for record, text in texts.items():
+            self._output(record, text if record.request.stops.strings else self._text_of_step(record))
+
+    def _add(self, record: RequestHistory, token: int) -> str:
+        """Add a drawn token, and check stop conditions. Return its text if the request has stop strings, else ""."""
+        record.history.append(token)
+        record.new_tokens.append(token)
+        text = self._text(record, token) if record.request.stops.strings else ""
+        self._check(record, token)
+        if record.drafter is not None:
+            record.drafter.push(token)
+        if record.constraint is not None and record.finish is None:
+            self._unmasked[record.grant] = record
+        return text
+
+    def _verified(self, record: RequestHistory, drafts: int) -> Advance:
+        """Count the drafts of a row in a step. All its new tokens but the last are accepted drafts."""
+        accepted = max(len(record.new_tokens) - 1, 0)
+        record.accepted, record.rejected = record.accepted + accepted, record.rejected + drafts - accepted
+        name = record.drafter.name if record.drafter is not None else ""
+        self.counters[f"drafts_accepted:{name}"] += accepted
+        self.counters[f"drafts_rejected:{name}"] += drafts - accepted
+        return Advance(record.grant, accepted)
+
+    def _proposals(self, records: Iterable[RequestHistory]) -> list[Proposal]:
+        """Return proposals for those requests that have any. Rows with a grammar get them with their masks."""
+        drafting = [each for each in records if each.drafter is not None and each.finish is None]
+        proposals = [self._proposal(record) for record in drafting if not record.request.grammar]
+        return [proposal for proposal in proposals if proposal.tokens]
+
+    def _proposal(self, record: RequestHistory) -> Proposal:
+        tokens, chance = record.drafter.propose(self._propose) if record.drafter is not None else ([], 0.0)
+        return Proposal(record.grant, len(record.history), pack(tokens), chance)
+
+    def _text_of_step(self, record: RequestHistory) -> str:
+        """Return the text that can be shown after the step's tokens, of which only the last can have stopped it."""
+        *before, last = record.new_tokens
+        text = record.stop_strings.push(record.detokenizer.push(before)) if before else ""
+        return text + self._text(record, last)
 
     def _text(self, record: RequestHistory, token: int) -> str:
         """Return the text that can be shown after this token; "" for a stop token, unless the client keeps it."""
@@ -274,12 +294,23 @@ class ResultProcessor:
             # A row that has finished meanwhile is neither masked nor reported again.
             words = self._words(record) if record.finish is None else b""
             if words:
-                masks.append(RowMask(grant, len(record.history), words))
+                masks.append(self._with_ahead(record, RowMask(grant, len(record.history), words)))
             elif words is None:
                 finished.append(grant)
         self._unmasked.clear()
         if masks or finished:
             self.send("scheduler", Masked(masks, finished))
+
+    def _with_ahead(self, record: RequestHistory, mask: RowMask) -> RowMask:
+        """Return the mask with a proposal that the grammar allows, and the masks after its tokens, if there is one."""
+        if not self._propose or record.constraint is None:
+            return mask
+        proposal = self._proposal(record)
+        if not proposal.tokens or proposal.chance < LIKELY:
+            return mask
+        ahead = record.constraint.ahead(unpack(proposal.tokens), record.completion_tokens)
+        allowed = replace(proposal, tokens=cut(proposal.tokens, 0, len(ahead)))
+        return RowMask(mask.grant, mask.position, mask.words, ahead, allowed) if ahead else mask
 
     def _words(self, record: RequestHistory) -> bytes | None:
         """Return the row's next mask; None if the output ends here: then the request is finished."""
@@ -321,6 +352,8 @@ class ResultProcessor:
                 logprobs=record.new_logprobs,
                 prompt_logprobs=record.prompt_logprobs,
                 hit=record.hit,
+                accepted=record.accepted,
+                rejected=record.rejected,
             )
         )
         record.new_tokens, record.new_logprobs, record.prompt_logprobs = [], [], []

@@ -1,9 +1,10 @@
 """The constraint on a request's next token: its grammar, together with the tokens that stop the request."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from baton.actors.requests import Stops
-from baton.actors.results.actor import Constrain
+from baton.actors.results.interfaces import Constrain
 from baton.models.text.grammars.errors import GrammarError
 from baton.models.text.grammars.matcher import GrammarMatcher
 
@@ -37,15 +38,30 @@ class Constraint:
         Where the grammar may end, the tokens that stop the request are allowed too. Before min_tokens they are
         forbidden, unless no other token is allowed. Raises GrammarError if the grammar can neither continue nor end.
         """
-        allowed, ends = self._matcher.mask(), self._stops.token_ids
+        return self._words(self._matcher, drawn)
+
+    def ahead(self, tokens: Sequence[int], drawn: int) -> list[bytes]:
+        """Return the masks after each of these tokens, if they were consumed, up to the first that may not be."""
+        matcher, masks = self._matcher.fork(), list[bytes]()
+        with suppress(GrammarError):
+            for number, token in enumerate(tokens, start=1):
+                matcher.consume(token)
+                words = None if matcher.is_complete() else self._words(matcher, drawn + number)
+                if words is None:
+                    break
+                masks.append(words)
+        return masks
+
+    def _words(self, matcher: GrammarMatcher, drawn: int) -> bytes | None:
+        allowed, ends = matcher.mask(), self._stops.token_ids
         if is_empty(allowed):
-            if not self._matcher.accepts():
+            if not matcher.accepts():
                 raise GrammarError("no token of this model can continue the grammar, and it cannot end here")
             return None
         if drawn < self._stops.min_tokens:
             others = with_bits(allowed, ends, 0)
             return allowed if is_empty(others) else others
-        return with_bits(allowed, ends, 1) if self._matcher.accepts() else allowed
+        return with_bits(allowed, ends, 1) if matcher.accepts() else allowed
 
 
 def is_empty(words: bytes) -> bool:

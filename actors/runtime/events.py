@@ -160,7 +160,7 @@ def named_grants(envelope: Envelope) -> tuple[int, ...]:
         case Step():
             return tuple(chunk.grant for chunk in message.chunks)
         case Stepped() | Extend():
-            return tuple(message.grants)
+            return tuple(dict.fromkeys(message.grants))  # a row with accepted drafts has several tokens
         case Extended():
             return tuple(addition.grant for addition in message.pages)
         case Settled():

@@ -24,7 +24,8 @@ from baton.actors.forward.threads import DeviceThread
 from baton.actors.lease import Ledger, Move, Place, Violation
 from baton.actors.messages import DiskReport, Message, PeerReport, Ran, Restarted, Speeds, Transferred
 from baton.actors.peers.engines import PeerEngines
-from baton.actors.results.actor import Constrain, ResultProcessor, Vocabulary, refuse_grammars
+from baton.actors.results.actor import ResultProcessor
+from baton.actors.results.interfaces import Constrain, Draft, Vocabulary, no_drafts, refuse_grammars
 from baton.actors.runtime.codec import Codec
 from baton.actors.runtime.events import Event, UnitEvent, move_event
 from baton.actors.runtime.explain import CachedState, explain_slots, explain_tree, states_without_session
@@ -84,7 +85,7 @@ class Unit:
         self.cache = relay.make_cache(sender("cache"), self.ledger, pages)
         self.scheduler = Scheduler(sender("scheduler"), limits)
         self.forward = Forward(sender("forward"), self.device, limits.max_running)
-        self.results = ResultProcessor(sender("results"), vocabulary, relay.constrain)
+        self.results = ResultProcessor(sender("results"), vocabulary, relay.constrain, relay.draft)
         self.actors: dict[Address, Actor] = {
             "cache": self.cache,
             "scheduler": self.scheduler,
@@ -171,6 +172,7 @@ class Relay:
     disk: the disk's thread; None if states are not written to files.
     peers: the links to other engines; None if there are none.
     constrain: makes the constraints of requests with grammars, as in ResultProcessor.
+    draft: makes the drafters of requests, as in ResultProcessor.
     cache: makes the cache of a unit; None: one with the eviction policy and the tiers that the configuration names.
     """
 
@@ -188,13 +190,14 @@ class Relay:
         disk: DiskThread | None = None,
         peers: PeerEngines | None = None,
         constrain: Constrain = refuse_grammars,
+        draft: Draft = no_drafts,
         cache: Callable[[Send, Ledger, PagePool], Cache] | None = None,
     ) -> None:
         self.on_violation, self._on_restart = on_violation, on_restart
         self.on_move = on_move if on_event is None else _recording(on_event, clock, on_move)
         self.on_event, self.clock, self.timings, self.numbers = on_event, clock, Timings(), count(1)
         self._config, self._vocabulary, self.disk, self.constrain = config, vocabulary, disk, constrain
-        self.peers = peers
+        self.peers, self.draft = peers, draft
         page_size, self._speeds = max(config.limits.page_size, 1), Speeds(0.0, 0.0)
         timed_device = measured(device, config.costs, page_size, self._measured)
         self._device = timed(timed_device, self.timings, clock, on_event)

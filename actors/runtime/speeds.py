@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, cast
 
 from msgspec.structs import astuple
@@ -27,6 +28,10 @@ PROPORTION = 0.01
 LEAST_PART = 0.125
 # Speeds are reported again when one has changed by this factor.
 CHANGED = 1.1
+
+
+# Seconds that a step with drafts may wait for the one before it to be settled, also on a small model.
+LONGEST_TURN = 0.02
 
 
 class Pace:
@@ -87,12 +92,20 @@ class MeasuredDevice:
         self._device, self._costs, self._page_size, self._report = device, costs, page_size, report
         self._changing = threading.Lock()
         self._computing, self._moving, self._decoding, self._beside = Pace(), Pace(), Pace(), Line()
+        self._of_rows: dict[int, Pace] = {}  # steps without prompts and drafts, by their number of rows
+        self._drafting, self._turning = Pace(), Pace()
+        self._drafted = 0.0  # when the step with drafts ended that was the last one, by perf_counter; 0: it had none
         self._reported = Speeds()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
     def launch(self, work: Work) -> Pending[Ran]:
+        if self._drafted and work.decodes:
+            waited, self._drafted = perf_counter() - self._drafted, 0.0
+            # After a longer time there was nothing to compute.
+            if waited < max(self._decoding.value, LONGEST_TURN):
+                self._turning.add(1, waited)
         return ObservedPending(self._device.launch(work), lambda seconds: self._done(work, seconds))
 
     def _done(self, work: Work, seconds: float) -> None:
@@ -100,6 +113,8 @@ class MeasuredDevice:
         with self._changing:
             if seconds > 0:
                 self._computed(work, seconds)
+            if any(draft.tokens for draft in work.drafts):
+                self._drafted = perf_counter()
             self._say()
 
     def _computed(self, work: Work, seconds: float) -> None:
@@ -108,9 +123,17 @@ class MeasuredDevice:
             prompts = sum(self._costs.saved(chunk.start, chunk.stop) for chunk in work.chunks)
             decodes = sum(self._costs.saved(position, position + 1) for position in work.positions)
             self._computing.add(prompts + decodes, seconds)
-        if not tokens:
+        drafts = sum(len(draft.tokens) for draft in work.drafts)
+        if not work.decodes and not tokens:
+            pass  # accepted drafts of a row that is gone
+        elif drafts:
+            alone = self._of_rows.get(len(work.decodes))
+            if alone is not None and not tokens:
+                self._drafting.add(drafts, max(seconds - alone.value, 0.0))
+        elif not tokens and not work.drafts:
             self._decoding.add(1, seconds)
-        elif work.decodes or not any(self._beside.parts):
+            self._of_rows.setdefault(len(work.decodes), Pace()).add(1, seconds)
+        elif tokens and (work.decodes or not any(self._beside.parts)):
             # Until the first mixed step, steps with only prompts are used instead.
             decoding = self._decoding.value if work.decodes else 0.0
             self._beside.add(tokens, max(seconds - decoding, 0.0))
@@ -133,7 +156,9 @@ class MeasuredDevice:
             self._say()
 
     def _say(self) -> None:
-        now = Speeds(self._computing.value, self._moving.value, self._decoding.value, *self._beside.parts)
+        paces = self._computing.value, self._moving.value, self._decoding.value
+        prompt, mixed = self._beside.parts
+        now = Speeds(*paces, prompt, mixed, self._drafting.value, self._turning.value)
         pairs = zip(astuple(now), astuple(self._reported), strict=True)
         if any(new > CHANGED * old or old > CHANGED * new for new, old in pairs):
             self._reported = now

@@ -66,6 +66,8 @@ class TimedDevice:
 
     def launch(self, work: Work) -> Pending[Ran]:
         rows = {*work.decodes, *(chunk.row for chunk in work.chunks)}
+        if not rows:
+            return self._device.launch(work)  # accepted drafts of a row that is gone
         follows, self._rows = not rows.isdisjoint(self._rows), rows
         return ObservedPending(self._device.launch(work), lambda seconds: self._done(work, len(rows), follows, seconds))
 
@@ -83,6 +85,7 @@ class TimedDevice:
         timings.device_busy += seconds
         if self._on_event is not None:
             tokens = len(work.decodes) + sum(chunk.stop - chunk.start for chunk in work.chunks)
+            tokens += sum(len(draft.tokens) for draft in work.drafts)
             self._on_event(StepEvent(work.step, began, ended, rows, tokens))
 
 

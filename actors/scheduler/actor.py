@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from baton.actors.actor import Send
-from baton.actors.grants import GrantPages
+from baton.actors.grants import Advance, GrantPages, Proposal, RowDrafts
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease
 from baton.actors.messages import (
@@ -46,11 +46,12 @@ from baton.actors.scheduler.plan import (
     checkpoint_positions,
     plan,
     steady_until,
+    worth_saving,
 )
 from baton.actors.scheduler.queue import OpenRequest
 from baton.actors.scheduler.state import Limits, Plan, ScheduledRow, SchedulerState, StepPlan
 from baton.actors.scheduler.strategy import max_checkpoint_slots
-from baton.actors.tokens import count
+from baton.actors.tokens import count, pack
 
 
 @dataclass
@@ -98,8 +99,8 @@ class Scheduler:
             case Closed(grant):
                 self.state.closing.pop(grant, None)
                 self.state.cancelled.pop(grant, None)
-            case Settled(_, finished, failed):
-                self.state.in_flight -= 1
+            case Settled(_, finished, failed, advanced, proposals):
+                self._settled(advanced, proposals)
                 for grant in finished:
                     self._retire(grant, "finished")
                 for grant in failed:
@@ -241,14 +242,8 @@ class Scheduler:
         """Return the positions to checkpoint that are far enough past the granted state to be worth a slot."""
         if not self._keeps_checkpoints:
             return {}
-        least = max(self.limits.min_saving, 1)
-        start = granted.hit.cached_tokens
-        savings = {p: (p - start, kind) for p, kind in self.positions(request, granted.branch).items()}
-        return {
-            p: kind
-            for p, (saved, kind) in savings.items()
-            if saved >= (1 if kind is Kind.ASKED else least) and p < count(request.tokens)
-        }
+        positions = self.positions(request, granted.branch)
+        return worth_saving(positions, granted.hit.cached_tokens, count(request.tokens), self.limits.min_saving)
 
     def _refused(self, refused: Refused) -> None:
         record = self.state.acquiring.pop(refused.grant, None)
@@ -375,7 +370,7 @@ class Scheduler:
         if row.spares:
             self.send("cache", Free(row.spares))
             row.spares = []
-        self.send("forward", Retire(grant, reason))
+        self.send("forward", Retire(grant, reason, row.position))
 
     def _step(self, step: StepPlan) -> None:
         """Send a planned step, and advance its rows."""
@@ -391,12 +386,25 @@ class Scheduler:
         checkpoints = [self._checkpoint(grant, position) for grant, position in step.checkpoints]
         pages = [GrantPages(grant, pages) for grant, pages in self._new_pages.items()]
         self._new_pages.clear()
-        self.send("forward", Step(self.state.steps, step.chunks, step.sit_out, checkpoints, pages, step.masks))
+        drafts = [RowDrafts(grant, pack(tokens)) for grant, tokens in step.drafts.items()]
+        self.state.drafting = bool(drafts)
+        of_step = step.chunks, step.sit_out, checkpoints, pages, step.masks, drafts, step.propose
+        self.send("forward", Step(self.state.steps, *of_step))
         rows = self.state.rows
         for chunk in step.chunks:
             self._advance(rows[chunk.grant], chunk.tokens)
         for grant in step.decodes:
             self._advance(rows[grant], 1)
+
+    def _settled(self, advanced: list[Advance], proposals: list[Proposal]) -> None:
+        """Advance rows by their accepted drafts, and keep the proposals for the next step."""
+        self.state.in_flight -= 1
+        self.state.drafting = self.state.drafting and self.state.in_flight > 0
+        rows = self.state.rows
+        for advance in advanced:
+            if advance.accepted and advance.grant in rows:
+                self._advance(rows[advance.grant], advance.accepted)
+        self.state.propose(proposals)
 
     def _checkpoint(self, grant: int, position: int) -> Checkpoint:
         row = self.state.rows[grant]
@@ -420,7 +428,7 @@ class Scheduler:
         interval = self.limits.track_interval
         if not interval or not self._keeps_checkpoints or row.record.request.keep == "never":
             pass  # no checkpoints in the output
-        elif begin < row.length or row.position % interval == 0:
+        elif begin < row.length or row.position // interval > begin // interval:
             boundary = (row.position // interval + 1) * interval
             if boundary <= row.last:
                 row.targets[boundary] = Kind.CHECKPOINT

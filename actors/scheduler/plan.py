@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from baton.actors.grants import Chunk
 from baton.actors.kinds import Kind
 from baton.actors.requests import Request
+from baton.actors.scheduler.drafts import mask_of, most_proposed, plan_drafts
 from baton.actors.scheduler.queue import OpenRequest
 from baton.actors.scheduler.state import Limits, Plan, ScheduledRow, SchedulerState, StepPlan
 from baton.actors.scheduler.strategy import max_checkpoint_slots
@@ -38,13 +39,19 @@ def plan(state: SchedulerState) -> Plan:
         return commands
     plan_retraction(state, commands)
     after = {}  # by grant: positions after this step, of those of its rows that are not steady
-    if state.in_flight < state.limits.depth:
+    # After a step with drafts, the positions of its rows are known only when it is settled.
+    if state.in_flight < state.limits.depth and not state.drafting:
         commands.step = plan_step(state, {grant for grant, _ in commands.retire})
     if commands.step is not None:
         moves = list(unsteady_moves(state, commands.step))
         plan_checkpoints(commands.step, moves)
+        if state.limits.drafts and commands.step.decodes:
+            commands.step.drafts = plan_drafts(state, commands.step)
+            commands.step.propose = most_proposed(state, commands.step)
         # A row draws a token, and so needs its mask, only if the step brings it to its prompt's end or further.
-        commands.step.masks = [row.mask for row, _, end in moves if row.mask is not None and end >= row.length]
+        drawing, drafts = [row for row, _, end in moves if end >= row.length], commands.step.drafts
+        masks = [mask_of(row, len(drafts.get(row.grant, ()))) for row in drawing]
+        commands.step.masks = [mask for mask in masks if mask is not None]
         after = {row.grant: end for row, _, end in moves}
     for row in state.rows.values():
         if row.position >= row.steady_until:
@@ -245,7 +252,8 @@ def plan_row(limits: Limits, row: ScheduledRow, position: int, commands: Plan) -
     position: where the row stands after this plan's step.
     """
     # No page is needed past `row.last`: the final token is not fed.
-    if row.capacity is not None and not row.extending and row.capacity < min(position + PAGE_LEAD, row.last):
+    lead = PAGE_LEAD + (limits.drafts if row.proposal else 0)
+    if row.capacity is not None and not row.extending and row.capacity < min(position + lead, row.last):
         commands.extend.append(row.grant)
     soon = row.ranked(position, horizon(limits, row, position)) if row.targets else []
     most = max_checkpoint_slots(limits.strategy, limits.overlap, len(soon)) if soon else 0
@@ -263,7 +271,7 @@ def plan_row(limits: Limits, row: ScheduledRow, position: int, commands: Plan) -
 
 def horizon(limits: Limits, row: ScheduledRow, position: int) -> int:
     """Return the position up to which to request checkpoint slots: about as far as two steps may bring the row."""
-    return position + (2 * limits.step_tokens if position < row.length else SLOT_LEAD)
+    return position + (2 * limits.step_tokens if position < row.length else SLOT_LEAD + limits.drafts)
 
 
 def steady_until(limits: Limits, row: ScheduledRow) -> int:
@@ -274,11 +282,13 @@ def steady_until(limits: Limits, row: ScheduledRow) -> int:
     """
     if row.prefilling or row.suspect or row.constrained or (row.refill and limits.resident):
         return 0
+    if row.proposal or row.extending or row.awaits_spares:
+        return 0
     end = row.last
     if row.capacity is not None and row.capacity < end:
         end = min(end, row.capacity - PAGE_LEAD + 1)
     if row.targets:
-        end = min(end, min(row.targets) - SLOT_LEAD)
+        end = min(end, min(row.targets) - SLOT_LEAD - limits.drafts)
     if limits.track_interval:
         end = min(end, (row.position // limits.track_interval + 1) * limits.track_interval)
     return end - 1  # `plan_row` looks at the position after the step, which is one further.
@@ -294,6 +304,12 @@ def checkpoint_positions(request: Request, branch: int | None) -> dict[int, Kind
     if branch is not None:
         positions[branch] = Kind.BRANCH
     return positions | dict.fromkeys(request.checkpoints, Kind.ASKED)
+
+
+def worth_saving(positions: dict[int, Kind], start: int, end: int, min_saving: int) -> dict[int, Kind]:
+    """Return those positions before `end` that save at least `min_saving` tokens from `start` on, or are asked for."""
+    least = max(min_saving, 1)
+    return {p: kind for p, kind in positions.items() if p - start >= (1 if kind is Kind.ASKED else least) and p < end}
 
 
 def own_positions(request: Request) -> dict[int, Kind]:

@@ -1,9 +1,10 @@
 """The scheduler's state, from which `plan` decides, and the Plan that `plan` returns."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.actors.control import Speeds
-from baton.actors.grants import Chunk, RowMask
+from baton.actors.grants import Chunk, Proposal, RowMask
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease
 from baton.actors.requests import PauseMode, RetireReason
@@ -23,6 +24,7 @@ class Limits:
     min_saving: int = 16  # a checkpoint must save at least this many prompt tokens, unless the client asks for it
     track_interval: int = 0  # checkpoint the output at multiples of this many tokens; 0: never
     depth: int = 2  # most unsettled steps: 2 with overlap, else 1
+    drafts: int = 0  # most drafts of a row in a step; 0: no drafts
     strategy: Strategy = Strategy.JUST_IN_TIME
     resident: int = field(init=False)  # checkpoint slots that a row holds all the time, which follow from the strategy
 
@@ -57,6 +59,7 @@ class ScheduledRow:
     steady_until: int = 0  # see `steady_until` in plan.py; 0: not known
     constrained: bool = False  # the request has a grammar
     mask: RowMask | None = None  # the newest mask that results has sent
+    proposal: Proposal | None = None  # what results proposed after the newest step; None: nothing
 
     @property
     def prefilling(self) -> bool:
@@ -105,8 +108,10 @@ class SchedulerState:
     cancelled: dict[int, OpenRequest] = field(default_factory=dict)  # whose Acquire is cancelled, but may be granted
     starved: set[int] = field(default_factory=set)  # rows for which the cache has no page
     speeds: Speeds = field(default_factory=Speeds)
+    proposed: list[ScheduledRow] = field(default_factory=list)  # the rows with a proposal
     steps: int = 0  # steps sent
     in_flight: int = 0  # steps sent and not settled
+    drafting: bool = False  # the newest step has drafts and is not settled: where its rows stand is not known
     last_step_isolated: bool = False  # the last step was for a suspect row alone
     paused: PauseMode | None = None  # the mode of the pause; None: not paused
 
@@ -117,6 +122,16 @@ class SchedulerState:
         self.queue.count_row(row.record.flow, 1)
         if row.record.order < last.record.order:
             self.rows = {row.grant: row for row in sorted(self.rows.values(), key=lambda row: row.record.order)}
+
+    def propose(self, proposals: Sequence[Proposal]) -> None:
+        """Replace the proposals of all rows by these."""
+        for row in self.proposed:
+            row.proposal = None
+        self.proposed = [self.rows[proposal.grant] for proposal in proposals if proposal.grant in self.rows]
+        for proposal in proposals:
+            if proposal.grant in self.rows:
+                row = self.rows[proposal.grant]
+                row.proposal, row.steady_until = proposal, 0
 
     def remove(self, grant: int) -> ScheduledRow | None:
         """Remove a row, and return it; None if there is none."""
@@ -137,6 +152,8 @@ class StepPlan:
     missed: list[tuple[int, int]]  # (grant, position) of states that are not saved, because a slot is missing
     isolated: bool  # the step is for a suspect row alone
     masks: list[RowMask] = field(default_factory=list)  # the masks of the rows that draw a token in this step
+    drafts: dict[int, list[int]] = field(default_factory=dict)  # by grant: the drafts that rows in `decodes` feed
+    propose: int = 0  # most tokens that results is to propose for each row after this step
 
 
 @dataclass(slots=True)

@@ -32,14 +32,25 @@ class TokenCounts:
         self._free.pop()  # Removed last: a failure above (out of memory) must not lose the line.
         return line
 
-    def add(self, lines: Tensor, tokens: Tensor) -> None:
-        """Count tokens[i], an output token, on line lines[i], both int64 [n]: O(1) each, in place, in stream order."""
-        if triton.takes(self.output_counts):
+    def add(self, lines: Tensor, tokens: Tensor, valid: Tensor | None = None) -> None:
+        """Count tokens[i], an output token, on line lines[i], both int64 [n]: O(1) each, in place, in stream order.
+
+        valid: bool [n], false for tokens that do not count; None: all count.
+        """
+        if valid is not None:
+            self.output_counts.index_put_((lines, tokens), valid.int(), accumulate=True)
+        elif triton.takes(self.output_counts):
             from baton.kernels.sampling import triton_adjust
 
             triton_adjust.count(self.output_counts, lines, tokens)
-            return
-        self.output_counts.index_put_((lines, tokens), self.output_counts.new_ones(()), accumulate=True)
+        else:
+            self.output_counts.index_put_((lines, tokens), self.output_counts.new_ones(()), accumulate=True)
+
+    def after(self, lines: Tensor, index: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return prompt_seen and output_counts of each line, int64 [n], with drafts[i] counted for element index[i]."""
+        counts = self.output_counts[lines]
+        counts.index_put_((index, drafts), counts.new_ones(()), accumulate=True)
+        return self.prompt_seen[lines], counts
 
     def close(self, line: int) -> None:
         """Free the line of a row that has ended."""

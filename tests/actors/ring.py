@@ -35,6 +35,7 @@ from baton.actors.messages import (
     Unname,
 )
 from baton.actors.requests import Request, Sampling, Stops, TokenLogprob, resubmission
+from baton.actors.results.interfaces import Draft, no_drafts
 from baton.actors.runtime.events import Event
 from baton.actors.runtime.relay import Relay, RelayConfig
 from baton.actors.scheduler.plan import Limits
@@ -213,12 +214,13 @@ async def running(
     record: Callable[[Event], None] | None = None,
     policy: Policy = "worth",
     cache: Callable[[Send, Ledger, PagePool], Cache] | None = None,
+    draft: Draft = no_drafts,
     **limits: object,
 ) -> AsyncIterator[Ring]:
     """Run a ring, and drain and audit it at the end. Raises the error that ended the ring early, if there is one."""
     pages = pages if model.kv_specs() else 0
-    pools = allocate(model, slots, pages, page_size, torch.device("cpu"))
     chosen = Limits(**{"page_size": page_size if pages else 0, **limits})
+    pools = allocate(model, slots, pages, page_size, torch.device("cpu"), chosen.max_running, chosen.drafts)
     ring = Ring(model, pools)
     host = HostStates()
     device = ContainedDevice(wrap(TorchDevice(model, pools, chosen.max_running, 1024, host)), survives)
@@ -226,7 +228,7 @@ async def running(
     disk = StateFiles(folder, "this model", host) if folder is not None else None
     if disk is not None:
         disk.scan()
-    ring.relay = Relay(config, device, Letters(), ring.bind, disk=disk, on_event=record, cache=cache)
+    ring.relay = Relay(config, device, Letters(), ring.bind, disk=disk, on_event=record, cache=cache, draft=draft)
     carrying = ring.carrying = asyncio.create_task(ring.relay.run())
     try:
         yield ring

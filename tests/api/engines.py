@@ -140,7 +140,8 @@ async def engine(
     batch, stream, text = batch_limits(config, False, 0), CpuStream(), ByteText()
     host = HostStates(cpu_arena(config, model))
     sizes = size(config, batch, model, LENGTH, stream, host)
-    pools = allocate_pools(model, sizes.slots, sizes.pages, sizes.page_size, CPU, stream)
+    numbers = sizes.slots, sizes.pages, sizes.page_size
+    pools = allocate_pools(model, *numbers, CPU, stream, sizes.max_running, batch.drafts)
     tiers = build_lower_tiers(config, model, sizes, Path(), host)
     computes = make_device(model, pools, sizes.max_running, LENGTH, host, stream, batch.step_tokens)
     served = ServedModel(text, VOCAB, LENGTH, {"family": "random"}, max_running=sizes.max_running)

@@ -46,6 +46,9 @@ class ScriptedModel:
     def kv_specs(self) -> list[TensorSpec]:
         return []
 
+    def ring_specs(self) -> list[TensorSpec]:
+        return []
+
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         """Return the state after each token: int64 [tokens, 1]."""
         slots, states, tokens = pools.state[0], list[int](), batch.tokens.tolist()

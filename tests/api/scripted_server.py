@@ -17,7 +17,9 @@ if __name__ == "__main__":
         pieces=lambda name, config: [Piece(name)],
         embedding="",
     )
-    values = {"model": folder, "port": "0", "log_format": "json"} | dict(option.split("=") for option in options)
+    # A scripted model has no rings for drafts.
+    fixed = {"model": folder, "port": "0", "log_format": "json", "speculation": "off"}
+    values = fixed | dict(option.split("=") for option in options)
     signals = Signals()
     signals.take()
     serve(load(values), load_model, signals)

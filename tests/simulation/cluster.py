@@ -142,10 +142,10 @@ class Engines(PeerEngines):
 class Cluster:
     """Everything that one seed runs: two or three engines, and the network between them."""
 
-    def __init__(self, seed: int, tracing: bool = False) -> None:
+    def __init__(self, seed: int, tracing: bool = False, may_draft: bool = True) -> None:
         rng = self.rng = random.Random(f"cluster of {seed}")
         self.counters: Counter[str] = Counter()
-        scenarios = draw_scenarios(rng, seed)
+        scenarios = draw_scenarios(rng, seed, may_draft)
         self.engines = [
             Engine(f"engine {index}", scenario, rng.choice(ROLES), random.Random(f"{seed}.{index}"), tracing)
             for index, scenario in enumerate(scenarios)
@@ -280,9 +280,9 @@ class Cluster:
                 assert not link.imports and not link.loans, f"{link.name} is not at rest"
 
 
-def draw_scenarios(rng: random.Random, seed: int) -> list[Scenario]:
-    """Draw the scenarios of two or three engines whose states have the same layout."""
-    drawn = [draw(seed * 3 + index) for index in range(rng.choice([2, 2, 3]))]
+def draw_scenarios(rng: random.Random, seed: int, may_draft: bool) -> list[Scenario]:
+    """Draw the scenarios of two or three engines whose states have the same layout. may_draft: as in `draw`."""
+    drawn = [draw(seed * 3 + index, may_draft=may_draft) for index in range(rng.choice([2, 2, 3]))]
     first = drawn[0]
     return [_adapt(rng, first, scenario) for scenario in drawn]
 

@@ -4,11 +4,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from operator import mul
 from typing import Any
 
 from baton.actors.forward.contained import ContainedDevice
-from baton.actors.forward.device import Work
+from baton.actors.forward.device import Work, WorkDraft
 from baton.actors.forward.launching import Pending
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request, RowLogprobs, Sampling, TokenLogprob
@@ -68,7 +69,7 @@ class Copy:
 class Row:
     """A row, as the device stores it."""
 
-    __slots__ = ("grant", "places", "request", "slot", "tokens")
+    __slots__ = ("grant", "places", "request", "slot", "tokens")  # `tokens` are those fed, and the one to feed next
 
     def __init__(self, grant: int, slot: int, request: Request) -> None:
         self.grant = grant
@@ -107,6 +108,7 @@ class HashDevice:
         self.unmade: set[int] = set()  # keys of copies that could not be made
         self.page_size = page_size
         self.rows: dict[int, Row] = {}
+        self.rings: dict[int, list[int]] = {}  # by row index: the drafts that were fed last
         # Enqueued calls that have not been executed: (kind, function, arguments).
         self.stream: deque[tuple[int, Callable[..., None], tuple[Any, ...]]] = deque()
         # The stream of the copies; None if copies are made on the stream of the steps.
@@ -184,7 +186,8 @@ class HashDevice:
     def run(self, work: Work) -> None:
         """Enqueue a step. Its slots and pages must not be freed before it has been executed."""
         rows = [*(chunk.row for chunk in work.chunks), *work.decodes]
-        slots = {self._opened[row][0] for row in rows} | {checkpoint.slot for checkpoint in work.checkpoints}
+        slots = {self._opened[row][0] for row in [*rows, *(commit.row for commit in work.commits)]}
+        slots |= {checkpoint.slot for checkpoint in work.checkpoints}
         if self.copies is not None and any(map(self.copies.fills_slot, slots)):
             raise DeviceError(f"step {work.step} has a row that is still being filled")
         self._steps.append((slots, rows))
@@ -329,7 +332,7 @@ class HashDevice:
         """Execute a step. It fails without being run if one of its rows could not be set up."""
         self.runs += 1
         self._steps.popleft()
-        self.passed, self._has_run = work.step, False
+        self.passed, self._has_run = work.step or self.passed, False
         ran = self._contained.launch(work).collect().report
         if not self._has_run:
             self._spoil(work, self._moved(work), "")
@@ -346,7 +349,9 @@ class HashDevice:
 
     def _moved(self, work: Work) -> list[tuple[Row, int, int]]:
         moved = [(self.rows[chunk.row], chunk.start, chunk.stop) for chunk in work.chunks]
-        return moved + [(self.rows[row], at, at + 1) for row, at in zip(work.decodes, work.positions, strict=True)]
+        drafts = {draft.row: len(draft.tokens) for draft in work.drafts}
+        decodes = zip(work.decodes, work.positions, strict=True)
+        return moved + [(self.rows[row], at, at + 1 + drafts.get(row, 0)) for row, at in decodes]
 
     def _compute(self, work: Work, moved: list[tuple[Row, int, int]]) -> Ran:
         """Feed each row its tokens, write the checkpoints, and draw a token for each row that is to draw one."""
@@ -354,22 +359,70 @@ class HashDevice:
         for checkpoint in work.checkpoints:
             checkpoints.setdefault(id(self.rows[checkpoint.row]), {})[checkpoint.position] = checkpoint.slot
         prompt_logprobs: list[RowLogprobs] = []
+        for commit in work.commits:
+            self._replay(commit.row, commit.replays, commit.position)
+        for draft, at in _drafts(work):
+            self._replay(draft.row, draft.replays, at)
+        decoding = set(map(id, self._decoding(work)))
         for row, start, stop in moved:
+            stop = start + 1 if id(row) in decoding else stop
             passed = self._consume(row, start, stop, checkpoints.pop(id(row), {}))
             if row.request.prompt_logprobs_from is not None:
                 prompt_logprobs += _prompt_logprobs(row, row.request.prompt_logprobs_from, start, passed)
         if checkpoints:
             raise DeviceError(f"checkpoints of rows that are not in the step: {work}")
-        masks = {self.rows[mask.row].grant: unpack_mask(mask.words) for mask in work.masks}
-        drawn = [(row, stop, self._sample(row, stop, masks)) for row, stop in _sampling(work, moved)]
+        masks = {self.rows[mask.row].grant: list(map(unpack_mask, (mask.words, *mask.ahead))) for mask in work.masks}
+        tokens, logprobs = list[int](), list[RowLogprobs]()
+        fed = {id(self.rows[draft.row]): draft for draft in work.drafts}
+        for row, stop in _sampling(work, moved):
+            drawn = self._draws(row, stop, fed.get(id(row)), masks)
+            tokens += [token for token, _ in drawn]
+            if row.request.logprobs is not None:
+                items = [TokenLogprob(token, float(state), []) for token, state in drawn]
+                logprobs += [RowLogprobs(row.grant, stop + number, [item]) for number, item in enumerate(items)]
         if masks:
             raise DeviceError(f"masks of rows that draw nothing: {work}")
-        logprobs = [
-            RowLogprobs(row.grant, stop, [TokenLogprob(token, float(self.states[row.slot]), [])])
-            for row, stop, token in drawn
-            if row.request.logprobs is not None
-        ]
-        return Ran(work.step, pack(token for _, _, token in drawn), logprobs, prompt_logprobs)
+        return Ran(work.step, pack(tokens), logprobs, prompt_logprobs)
+
+    def _decoding(self, work: Work) -> list[Row]:
+        return [self.rows[row] for row in work.decodes]
+
+    def _replay(self, index: int, replays: int, position: int) -> None:
+        """Put accepted drafts of a row into its state, up to `position`."""
+        row, ring = self.rows[index], self.rings.get(index, [])
+        if not 0 <= replays <= len(ring):
+            raise DeviceError(f"{row.request.id} replays {replays} drafts of {len(ring)}")
+        state = self.states[row.slot]
+        for place, token in enumerate(ring[:replays], start=position - replays):
+            state = next_state(state, token, place)
+        self._write(row.slot, state)
+
+    def _draws(
+        self, row: Row, length: int, draft: WorkDraft | None, masks: dict[int, list[list[int]]]
+    ) -> list[tuple[int, int]]:
+        """Draw a row's next token, and one after each draft, whose states are not stored. Return them with the states.
+
+        The row goes on with its last valid draw, see Work.
+        """
+        if len(row.tokens) != length:
+            raise DeviceError(f"{row.request.id} has {len(row.tokens)} tokens and samples after {length}")
+        if bool(row.request.grammar) != (row.grant in masks):
+            raise DeviceError(f"{row.request.id} has a grammar or a mask, and not both")
+        state, drafts = self.states[row.slot], draft.tokens if draft else ()
+        allowed = masks.pop(row.grant, [ANY] * (1 + len(drafts)))
+        if len(allowed) != 1 + len(drafts):
+            raise DeviceError(f"{row.request.id} has {len(allowed)} masks for {1 + len(drafts)} draws")
+        drawn = [(self._sample(row, state, length, allowed[0]), state)]
+        for place, token in enumerate(drafts, start=length):
+            state = next_state(state, token, place)
+            if self.entries:
+                self._append(row.places[place], state)
+            drawn.append((self._sample(row, state, place + 1, allowed[place + 1 - length]), state))
+        if draft is not None:
+            self.rings[draft.row] = list(drafts)
+        right = takewhile(lambda pair: pair[0] == pair[1][0], zip(drafts, drawn, strict=False))
+        row.tokens += [token for token, _ in drawn[: 1 + sum(1 for _ in right)]]
+        return drawn
 
     def _consume(self, row: Row, start: int, stop: int, checkpoints: dict[int, int]) -> list[int]:
         """Feed tokens to a row, and return the state after each token. checkpoints: the slot for each position."""
@@ -386,19 +439,12 @@ class HashDevice:
             raise DeviceError(f"{row.request.id} does not cross {checkpoints} on its way from {start} to {stop}")
         return passed
 
-    def _sample(self, row: Row, length: int, masks: dict[int, list[int]]) -> int:
-        """Draw a row's next token from its state and, with pages, from its entries at all positions."""
-        if len(row.tokens) != length:
-            raise DeviceError(f"{row.request.id} has {len(row.tokens)} tokens and samples after {length}")
+    def _sample(self, row: Row, state: int, length: int, allowed: Sequence[int]) -> int:
+        """Draw a row's next token from a state and, with pages, from its entries at all `length` positions."""
         fold = 0
         if self.entries:
             fold = sum(map(mul, WEIGHTS[:length], map(self.entries.__getitem__, row.places))) % MODULUS
-        if bool(row.request.grammar) != (row.grant in masks):
-            raise DeviceError(f"{row.request.id} has a grammar or a mask, and not both")
-        allowed = masks.pop(row.grant, ANY)
-        token = draw_token(self.states[row.slot], fold, row.request.sampling, length, allowed)
-        row.tokens.append(token)
-        return token
+        return draw_token(state, fold, row.request.sampling, length, allowed)
 
     def _spoil(self, work: Work, moved: list[tuple[Row, int, int]], error: str) -> Ran:
         """Fail a step: fill everything that it should have written with garbage."""
@@ -408,6 +454,8 @@ class HashDevice:
             self._write(row.slot, GARBAGE)
             for place in row.places[start:stop]:
                 self._append(place, GARBAGE)
+        for commit in work.commits:
+            self._write(self.rows[commit.row].slot, GARBAGE)
         for checkpoint in work.checkpoints:
             self._write(checkpoint.slot, GARBAGE)
         for row, _ in _sampling(work, moved):
@@ -418,9 +466,17 @@ class HashDevice:
 def _sampling(work: Work, moved: list[tuple[Row, int, int]]) -> Iterator[tuple[Row, int]]:
     """Yield the rows that draw a token, in order, each with the number of tokens before the drawn one."""
     chunks = len(work.chunks)
-    for index, (row, _, stop) in enumerate(moved):
-        if index >= chunks or work.chunks[index].samples:
+    for index, (row, start, stop) in enumerate(moved):
+        if index >= chunks:
+            yield row, start + 1
+        elif work.chunks[index].samples:
             yield row, stop
+
+
+def _drafts(work: Work) -> Iterator[tuple[WorkDraft, int]]:
+    """Yield the drafts of each row with the position of the token that the row feeds first."""
+    at = dict(zip(work.decodes, work.positions, strict=True))
+    return ((draft, at[draft.row]) for draft in work.drafts)
 
 
 def _prompt_logprobs(row: Row, begin: int, start: int, passed: list[int]) -> Iterator[RowLogprobs]:

@@ -7,6 +7,7 @@ from unittest import mock
 
 from tests.simulation import (
     mutations_of_copies,
+    mutations_of_drafts,
     mutations_of_grammars,
     mutations_of_hints,
     mutations_of_pauses,
@@ -32,6 +33,7 @@ MUTATIONS: dict[str, Callable[[Patch], None]] = {
         mutations_of_worth,
         mutations_of_grammars,
         mutations_of_hints,
+        mutations_of_drafts,
     )
     for name, value in vars(module).items()
     if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
@@ -51,8 +53,8 @@ def planted(name: str) -> Iterator[None]:
 def scenario_for(name: str, seed: int) -> Scenario:
     """Draw the seed's scenario for a bug.
 
-    Pauses, flows, a copy stream, grammars and hints are left out unless the bug concerns them: the seeds of other bugs
-    were found before these features existed.
+    Pauses, flows, a copy stream, grammars, hints and drafts are left out unless the bug concerns them: the seeds of
+    other bugs were found before these features existed.
     """
     module = MUTATIONS[name].__module__
     of_copies = module == mutations_of_copies.__name__
@@ -61,8 +63,9 @@ def scenario_for(name: str, seed: int) -> Scenario:
         may_pause=module == mutations_of_pauses.__name__,
         has_flows=module in (mutations_of_turns.__name__, mutations_of_worth.__name__),
         copies_aside=of_copies,
-        has_grammars=module == mutations_of_grammars.__name__,
+        has_grammars=module in (mutations_of_grammars.__name__, mutations_of_drafts.__name__),
         may_hint=module == mutations_of_hints.__name__,
+        may_draft=module == mutations_of_drafts.__name__,
     )
     return replace(scenario, copy_time=12.0) if of_copies and scenario.copy_time is None else scenario
 

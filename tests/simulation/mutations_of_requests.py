@@ -242,7 +242,7 @@ def retired_twice(patch: Patch) -> None:
         grant = record.grant if record is not None and record.admitted else None
         original(self, request, reason)
         if grant is not None:
-            self.send("forward", Retire(grant, "aborted"))
+            self.send("forward", Retire(grant, "aborted", 0))
 
     patch(Scheduler, "_abort", abort)
 

@@ -17,7 +17,7 @@ from baton.actors.scheduler.strategy import Strategy
 from tests.simulation.hash_device import VOCABULARY
 from tests.simulation.talks import Talk, draw_talks, draw_tiers
 from tests.simulation.toy_grammar import ToyGrammar
-from tests.simulation.wishes import with_grammars, with_hints
+from tests.simulation.wishes import with_drafts, with_grammars, with_hints
 
 UNIT: tuple[Address, ...] = ("cache", "scheduler", "forward", "results")
 Call: TypeAlias = Literal["clear", "copy", "copy_page", "fill", "open_row", "extend_row", "export"]
@@ -182,6 +182,7 @@ class Scenario:
     worth_asking: int = 64  # no peer is asked for a state that saves this few tokens
     speeds: Speeds = UNKNOWN  # the speeds that the device reports
     file_byte: float = 0.0  # seconds that the disk reports for reading one byte
+    drafter: float = 0.0  # how likely each token is right that results proposes, where rows feed drafts
     copy_time: float | None = None
     """The mean duration of a copy on the copy stream; None: copies are made on the stream of the steps."""
 
@@ -214,6 +215,7 @@ def draw(
     copies_aside: bool = True,
     has_grammars: bool = True,
     may_hint: bool = True,
+    may_draft: bool = True,
 ) -> Scenario:
     """Draw a seed's scenario.
 
@@ -227,6 +229,7 @@ def draw(
     copies_aside: copies to and from host memory may have a stream of their own
     has_grammars: requests may have grammars
     may_hint: clients may give hints about states
+    may_draft: rows may feed drafts
     """
     rng = random.Random(seed)
     page_size = rng.choice([1, 2, 3, 4, 7])
@@ -283,7 +286,8 @@ def draw(
     scenario = _with_step_time(random.Random(f"step time of {seed}"), scenario)
     scenario = _with_copy_stream(random.Random(f"copy stream of {seed}"), scenario) if copies_aside else scenario
     scenario = with_grammars(random.Random(f"grammars of {seed}"), scenario) if has_grammars else scenario
-    return with_hints(random.Random(f"hints of {seed}"), scenario) if may_hint else scenario
+    scenario = with_hints(random.Random(f"hints of {seed}"), scenario) if may_hint else scenario
+    return with_drafts(random.Random(f"drafts of {seed}"), scenario) if may_draft else scenario
 
 
 def _with_copy_stream(rng: random.Random, scenario: Scenario) -> Scenario:

@@ -142,6 +142,21 @@ FOUND_BY = {
     "denial_not_recorded": 1,
     "denial_stays_in_the_lower_node": 10,
     "denial_outlives_the_state": 305,
+    "ring_read_after_a_rejection": 5,
+    "one_draft_too_many_accepted": 5,
+    "accepted_drafts_replayed_again": 0,
+    "commit_of_drafts_after_the_stop": 0,
+    "commit_left_out": 0,
+    "failed_commit_believed": 211,
+    "slot_cleared_again_by_a_step_with_drafts": 0,
+    "drafts_beyond_the_pages": 13,
+    "drafts_beyond_a_checkpoint": 0,
+    "tokens_after_a_stop": 0,
+    "accepted_count_ignored": 0,
+    "step_before_drafts_are_settled": 0,
+    "ring_of_the_row_before": 0,
+    "mask_of_another_draft": 28,
+    "drafts_of_another_row": 28,
 }
 # The common prefix of the prompts in the scenarios of rare bugs.
 START = (8, 36, 54, 51, 48, 4, 16, 7, 31, 48, 28)

@@ -67,9 +67,11 @@ def test_seeds_that_failed_once() -> None:
         has_flows=False,
         copies_aside=False,
         has_grammars=False,
+        may_draft=False,
     )
-    run(FAILED_BEFORE_GRAMMARS, has_grammars=False)
-    run(FAILED_SINCE, may_pause=False, bad_calls=False, has_flows=False, copies_aside=False, has_grammars=False)
+    before_grammars = {"has_grammars": False, "may_draft": False}
+    run(FAILED_BEFORE_GRAMMARS, **before_grammars)
+    run(FAILED_SINCE, may_pause=False, bad_calls=False, has_flows=False, copies_aside=False, **before_grammars)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

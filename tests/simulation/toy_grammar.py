@@ -1,5 +1,7 @@
 """A grammar over the hash model's vocabulary without a compiler: a hash of the output selects the next tokens."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +27,7 @@ class ToyGrammar:
         return f"{self.seed} {self.longest} {self.choices} {self.trouble if self.trouble is not None else -1}"
 
     @classmethod
-    def read(cls, text: str) -> "ToyGrammar":
+    def read(cls, text: str) -> ToyGrammar:
         seed, longest, choices, trouble = map(int, text.split())
         return cls(seed, longest, choices, None if trouble < 0 else trouble)
 
@@ -62,6 +64,11 @@ class ToyMatcher:
         if token not in self._grammar.allowed(self._output):
             raise GrammarError(f"{token} does not follow {self._output}")
         self._output.append(token)
+
+    def fork(self) -> ToyMatcher:
+        copy = ToyMatcher(self._grammar.to_text())
+        copy._output = [*self._output]
+        return copy
 
     def accepts(self) -> bool:
         return self._grammar.accepts(self._output)

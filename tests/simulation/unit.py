@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from baton.actors.actor import Actor, Address
@@ -30,6 +31,7 @@ from tests.simulation.checks_of_worth import MarkChecks, watch_losses
 from tests.simulation.client import Letters
 from tests.simulation.hash_device import HashDevice
 from tests.simulation.scenario import NoCheckpoints
+from tests.simulation.toy_drafter import draft_toys
 from tests.simulation.toy_grammar import ToyMatcher
 
 if TYPE_CHECKING:
@@ -155,7 +157,8 @@ class Unit:
         self.scheduler = Scheduler(simulation.sender("scheduler"), scenario.limits)
         self.scheduler.receive(scenario.speeds)
         self.forward = Forward(simulation.sender("forward"), device, scenario.limits.max_running)
-        self.results = ResultProcessor(simulation.sender("results"), Letters(), constrained_by(ToyMatcher))
+        draft = partial(draft_toys, scenario.drafter, scenario.pages > 0)
+        self.results = ResultProcessor(simulation.sender("results"), Letters(), constrained_by(ToyMatcher), draft)
         self.actors: dict[Address, Actor] = {
             "cache": self.cache,
             "scheduler": self.scheduler,

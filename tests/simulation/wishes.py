@@ -1,10 +1,12 @@
-"""Optional features of a scenario's requests: grammars for their outputs, and hints about their states."""
+"""Optional features of a scenario's requests: grammars for their outputs, hints about their states, and drafts."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from baton.actors.requests import Keep
 from tests.simulation.toy_grammar import ToyGrammar
@@ -52,3 +54,14 @@ def _hinting(rng: random.Random, ask: Ask) -> Ask:
     checkpoints = tuple(rng.random() for _ in range(rng.choice([0, 1, 1, 2, 4])))
     keeps: list[Keep] = ["", "soon", "never"]
     return replace(ask, checkpoints=checkpoints, keep=rng.choice(keeps)) if rng.random() < 0.5 else ask
+
+
+def with_drafts(rng: random.Random, scenario: Scenario) -> Scenario:
+    """Let the rows feed drafts in half of the scenarios, in some of them at a cost."""
+    if rng.random() < 0.5:
+        return scenario
+    limits = replace(scenario.limits, drafts=rng.choice([1, 2, 4, 8]))
+    speeds = structs.replace(scenario.speeds)
+    if rng.random() < 0.3:
+        speeds.decode, speeds.draft, speeds.turn = 1.0, rng.choice([0.01, 0.1, 0.4]), rng.choice([0.0, 0.1])
+    return replace(scenario, limits=limits, speeds=speeds, drafter=rng.choice([0.0, 0.5, 0.9, 1.0]))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.actors.forward.device import Work, WorkChunk
+from baton.actors.forward.step.drafting import PackedDrafts, fed_drafts, pack_drafts
 from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.rows import RowTable
 from baton.kernels.prefill.chunk_table import ChunkTable, cut
@@ -27,8 +28,9 @@ class PackedBatch:
     rows: Tensor | None  # int64 [rows that decode]: the indices of these rows
     slots: Tensor | None  # int64 [rows that decode]: the state slots of these rows
     pages: PagePlan | None  # without table
-    page_rows: Tensor | None = None  # int64 [segments]: the row of each segment, which is a chunk or a decoding row
+    page_rows: Tensor | None = None  # int64 [segments]: the row of each segment: a chunk, or a token of a decoding row
     width: int = 0  # entries of a row's page table that the step needs
+    drafts: PackedDrafts | None = None  # None: each decoding row feeds its last token
 
     def complete(self, table: RowTable) -> Batch:
         """Enqueue the missing gathers, and return the batch. Call after the upload and the update of the page table."""
@@ -41,9 +43,13 @@ class PackedBatch:
         tokens = [] if self.prompt_tokens is None else [self.prompt_tokens]
         if prefill:
             prefill = replace(prefill, page_table=page_table[:prompts])
-        if self.rows is not None and self.slots is not None:
+        if self.rows is not None and self.slots is not None and self.drafts is None:
             tokens.append(table.last_token[self.rows])
             decode = Decode(self.slots, self.positions[-len(self.rows) :], page_table[prompts:])
+        elif self.rows is not None and self.slots is not None and self.drafts is not None:
+            tokens.append(self.drafts.fed(table))
+            page_table = table.pages[self.rows, : self.width]
+            decode = Decode(self.slots, self.drafts.positions, page_table, drafts=self.drafts.drafts)
         return Batch(tokens[0] if len(tokens) == 1 else torch.cat(tokens), self.positions, prefill, decode, pages)
 
 
@@ -55,10 +61,10 @@ def pack_batch(
     chunk_size: the model's chunk size, for the chunk table of its prefill kernels.
     width: entries of a row's page table to read; None: as many as the longest row needs.
     """
-    decodes = work.decodes
+    decodes, drafts = work.decodes, pack_drafts(inbox, work)
     rows = inbox.put(decodes) if decodes else None
     slots = inbox.put(table.slots[decodes]) if decodes else None
-    if not work.chunks:
+    if not work.chunks and drafts is None:
         at = np.array(work.positions)
         positions = inbox.put(at)
         if rows is None or not table.width:
@@ -67,31 +73,43 @@ def pack_batch(
         places = inbox.put(_places(table, decodes, at, page_size))
         pages = PagePlan(inbox.put(np.arange(len(decodes) + 1)), positions, NO_PAGES, places, 0, 0)
         return PackedBatch(positions, None, None, rows, slots, pages, rows, width or int(at.max()) // page_size + 1)
-    at = np.concatenate([*(np.arange(chunk.start, chunk.stop) for chunk in work.chunks), work.positions])
+    fed = zip(work.positions, fed_drafts(work), strict=True)
+    of_rows = [position + number for position, tokens in fed for number in range(1 + len(tokens))]
+    at = np.concatenate([*(np.arange(chunk.start, chunk.stop) for chunk in work.chunks), of_rows])
     at = at.astype(np.int64, copy=False)
-    tokens = np.concatenate([table[chunk.row].tokens[chunk.start : chunk.stop] for chunk in work.chunks])
-    prefill = _pack_prefill(inbox, work, table, chunk_size)
-    positions, prompt_tokens = inbox.put(at), inbox.put(tokens)
+    prefill, prompt_tokens = None, None
+    if work.chunks:
+        prefill = _pack_prefill(inbox, work, table, chunk_size)
+        tokens = [table[chunk.row].tokens[chunk.start : chunk.stop] for chunk in work.chunks]
+        prompt_tokens = inbox.put(np.concatenate(tokens))
+    positions = inbox.put(at)
     if not table.width:
-        return PackedBatch(positions, prompt_tokens, prefill, rows, slots, None)
-    segment_rows = [*(chunk.row for chunk in work.chunks), *decodes]
-    pages = _pack_pages(inbox, work, at, table, page_size)
+        return PackedBatch(positions, prompt_tokens, prefill, rows, slots, None, drafts=drafts)
+    pages, segment_rows = _pack_pages(inbox, work, at, table, page_size)
     width = int(at.max()) // page_size + 1
-    return PackedBatch(positions, prompt_tokens, prefill, rows, slots, pages, inbox.put(segment_rows), width)
+    return PackedBatch(positions, prompt_tokens, prefill, rows, slots, pages, segment_rows, width, drafts)
 
 
-def _pack_pages(inbox: Inbox, work: Work, positions: NDArray[np.int64], table: RowTable, page_size: int) -> PagePlan:
-    """Pack the page plan of chunks, followed by the rows that decode. The page table is gathered on the device."""
-    rows = [*(chunk.row for chunk in work.chunks), *work.decodes]
-    lengths = [*(chunk.stop - chunk.start for chunk in work.chunks), *(1 for _ in work.decodes)]
-    return PagePlan(
+def _pack_pages(
+    inbox: Inbox, work: Work, positions: NDArray[np.int64], table: RowTable, page_size: int
+) -> tuple[PagePlan, Tensor]:
+    """Pack the page plan of chunks, then of each token of the rows that decode. Return it with the segments' rows.
+
+    The page table is gathered on the device.
+    """
+    fed = [1 + len(tokens) for tokens in fed_drafts(work)]
+    chunks = [chunk.stop - chunk.start for chunk in work.chunks]
+    rows = [*(chunk.row for chunk in work.chunks), *np.repeat(work.decodes, fed).astype(np.int64).tolist()]
+    lengths = chunks + [1] * sum(fed)
+    plan = PagePlan(
         offsets=inbox.put(np.concatenate([[0], np.cumsum(lengths)])),
-        starts=inbox.put([*(chunk.start for chunk in work.chunks), *work.positions]),
+        starts=inbox.put([*(chunk.start for chunk in work.chunks), *positions[sum(chunks) :].tolist()]),
         table=NO_PAGES,
         places=inbox.put(_places(table, np.repeat(rows, lengths), positions, page_size)),
         prompts=len(work.chunks),
-        longest=max(lengths[: len(work.chunks)]),
+        longest=max(chunks, default=0),
     )
+    return plan, inbox.put(rows)
 
 
 def _places(

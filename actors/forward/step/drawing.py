@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.actors.forward.device import Work, WorkChunk, WorkMask
+from baton.actors.forward.step.drafting import fed_drafts
 from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.rows import RowTable
 from baton.actors.requests import Request
@@ -30,6 +31,7 @@ class Draws:
     rows: list[int]
     at: list[int]  # the index in the batch of the token before the token to draw
     positions: list[int]  # the absolute position of the token to draw
+    before: list[tuple[int, ...]]  # the drafts that the row has fed before the draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Penalties:
     repetition: Tensor  # float32
     presence: Tensor  # float32
     frequency: Tensor  # float32
+    drafts: tuple[Tensor, Tensor] | None  # int64: indices into these tensors, each with a draft before that draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,26 +83,42 @@ class Adjustments:
         """Enqueue the changes, in place. Masks come last, so that no bias allows a token that the grammar forbids."""
         if p := self.penalties:
             of_rows = p.repetition, p.presence, p.frequency
-            apply_penalties(logits, p.draws, counts.prompt_seen, counts.output_counts, p.lines, *of_rows)
+            if p.drafts is None:
+                apply_penalties(logits, p.draws, counts.prompt_seen, counts.output_counts, p.lines, *of_rows)
+            else:
+                own = torch.arange(len(p.lines), device=p.lines.device)
+                apply_penalties(logits, p.draws, *counts.after(p.lines, *p.drafts), own, *of_rows)
         if b := self.biases:
             apply_bias(logits, b.draws, b.tokens, b.addends)
         if m := self.masks:
             apply_masks(logits, m.draws, m.words)
 
-    def count(self, tokens: Tensor, counts: TokenCounts) -> None:
-        """Enqueue the counting of the drawn tokens, int64 [draws], for rows with penalties."""
+    def count(self, tokens: Tensor, counts: TokenCounts, valid: Tensor | None) -> None:
+        """Enqueue the counting of the drawn tokens, int64 [draws], for rows with penalties.
+
+        valid: bool [draws], which of them count; None: all.
+        """
         if p := self.penalties:
-            counts.add(p.lines, tokens[p.draws])
+            counts.add(p.lines, tokens[p.draws], None if valid is None else valid[p.draws])
 
 
 def draws_of(work: Work) -> Draws:
-    """Return the draws of a step: chunks that end their prompt, then rows that decode."""
+    """Return the draws of a step: chunks that end their prompt, then rows that decode, with a draw for each token."""
     chunks = [(chunk, offset + chunk.stop - chunk.start - 1) for chunk, offset in offsets_of(work) if chunk.samples]
     prefilled = sum(chunk.stop - chunk.start for chunk in work.chunks)
+    rows, positions = work.decodes, [position + 1 for position in work.positions]
+    before: list[tuple[int, ...]] = [()] * (len(chunks) + len(rows))
+    if work.drafts:
+        fed = fed_drafts(work)
+        counts = [1 + len(tokens) for tokens in fed]
+        rows = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
+        positions = [at for first, count in zip(positions, counts, strict=True) for at in range(first, first + count)]
+        before = [()] * len(chunks) + [tokens[:number] for tokens in fed for number in range(1 + len(tokens))]
     return Draws(
-        [chunk.row for chunk, _ in chunks] + work.decodes,
-        [last for _, last in chunks] + list(range(prefilled, prefilled + len(work.decodes))),
-        [chunk.stop for chunk, _ in chunks] + [position + 1 for position in work.positions],
+        [chunk.row for chunk, _ in chunks] + rows,
+        [last for _, last in chunks] + list(range(prefilled, prefilled + len(rows))),
+        [chunk.stop for chunk, _ in chunks] + positions,
+        before,
     )
 
 
@@ -143,20 +162,28 @@ def pack_adjustments(inbox: Inbox, draws: Draws, table: RowTable, masks: Masks |
     penalised = [(i, line, request) for i, (line, request) in enumerate(of_rows) if line is not None]
     positions = zip(of_rows, draws.positions, strict=True)
     biases = [(i, *bias) for i, ((_, request), at) in enumerate(positions) for bias in _biases(request, at)]
-    return Adjustments(_pack_penalties(inbox, penalised), _pack_biases(inbox, biases), masks)
+    drafts = [(at, token) for at, (i, _, _) in enumerate(penalised) for token in draws.before[i]]
+    return Adjustments(_pack_penalties(inbox, penalised, drafts), _pack_biases(inbox, biases), masks)
 
 
 def pack_masks(inbox: Inbox, draws: Draws, masks: Sequence[WorkMask]) -> Masks | None:
     """Pack the masks of a step's rows."""
     if not masks:
         return None
-    words = np.frombuffer(b"".join(mask.words for mask in masks), np.int32).reshape(len(masks), -1)
-    draw_of = {row: i for i, row in enumerate(draws.rows)}
-    return Masks(inbox.put([draw_of[mask.row] for mask in masks]), inbox.put(words, torch.int32))
+    first = {row: draw for draw, row in reversed([*enumerate(draws.rows)])}  # a row's draws follow one another
+    of = [first[mask.row] + number for mask in masks for number in range(1 + len(mask.ahead))]
+    words = b"".join(words for mask in masks for words in (mask.words, *mask.ahead))
+    return Masks(inbox.put(of), inbox.put(np.frombuffer(words, np.int32).reshape(len(of), -1), torch.int32))
 
 
-def _pack_penalties(inbox: Inbox, penalised: list[tuple[int, int, Request]]) -> Penalties | None:
-    """Pack penalties. penalised: the draw, index in TokenCounts, and request of each row with penalties."""
+def _pack_penalties(
+    inbox: Inbox, penalised: list[tuple[int, int, Request]], drafts: list[tuple[int, int]]
+) -> Penalties | None:
+    """Pack penalties.
+
+    penalised: the draw, index in TokenCounts, and request of each draw with penalties.
+    drafts: indices into `penalised`, each with a draft before that draw.
+    """
     if not penalised:
         return None
     sampling = [request.sampling for _, _, request in penalised]
@@ -166,6 +193,7 @@ def _pack_penalties(inbox: Inbox, penalised: list[tuple[int, int, Request]]) -> 
         inbox.put([s.repetition_penalty for s in sampling], torch.float32),
         inbox.put([s.presence_penalty for s in sampling], torch.float32),
         inbox.put([s.frequency_penalty for s in sampling], torch.float32),
+        (inbox.put([at for at, _ in drafts]), inbox.put([token for _, token in drafts])) if drafts else None,
     )
 
 

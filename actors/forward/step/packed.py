@@ -6,6 +6,7 @@ from torch import Tensor
 
 from baton.actors.forward.device import Work
 from baton.actors.forward.step.batching import PackedBatch, pack_batch
+from baton.actors.forward.step.drafting import PackedVerification, pack_commits, pack_verification
 from baton.actors.forward.step.drawing import (
     Adjustments,
     PackedDraws,
@@ -26,6 +27,7 @@ from baton.actors.forward.step.reporting import (
 )
 from baton.actors.forward.step.rows import PageUpdate, RowTable
 from baton.actors.requests import RowLogprobs
+from baton.models.batch import Decode
 
 NO_REPORTS = DrawReports(None, TokenReports(None, []), [])
 
@@ -45,6 +47,8 @@ class PackedStep:
     prompts: list[PromptReport]
     first: list[RowLogprobs]  # reports of first tokens of prompts, which have no log probability
     page_update: PageUpdate | None  # None if the device's page table is up to date
+    verification: PackedVerification | None  # None without drafts
+    commits: Decode | None  # rows that put accepted drafts into their states and feed nothing
 
 
 def pack_step(
@@ -73,4 +77,6 @@ def pack_step(
         pack_prompts(inbox, work, table),
         first_tokens(work, table),
         table.pack(inbox),
+        pack_verification(inbox, work),
+        pack_commits(inbox, work.commits, table) if work.commits else None,
     )

@@ -9,6 +9,10 @@ class GrammarMatcher(Protocol):
     def consume(self, token: int) -> None:
         """Continue the output with this token. Raises GrammarError if the grammar does not allow it."""
 
+    def fork(self) -> "GrammarMatcher":
+        """Return a matcher at the same position, which continues on its own."""
+        ...
+
     def accepts(self) -> bool:
         """Return whether the output may end here."""
         ...

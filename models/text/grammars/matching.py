@@ -12,6 +12,7 @@ from baton.models.text.grammars.explaining import explained
 
 # CPU seconds that an output's matcher may use: an allowance at the start, and an addition for each token.
 MOST_AT_ONCE, MOST_PER_TOKEN = 0.25, 0.002
+FORKED = 0.004  # CPU seconds that a fork may use, for the masks after drafts, and MOST_PER_TOKEN more for each draft
 # Tokens of white space in a row, after which another token follows if the grammar allows one. Texts inside strings and
 # thoughts, and clients' own grammars, have no other limit of white space, and some models would write it without end.
 MOST_SPACES = 64
@@ -56,6 +57,13 @@ class CopiedMatcher:
         self._spaces = self._spaces + 1 if is_space else 0
         self._check()
         self._pay(began, MOST_PER_TOKEN)
+
+    def fork(self) -> "CopiedMatcher":
+        """Return a matcher at the same position, with an allowance of its own of FORKED CPU seconds."""
+        copy = CopiedMatcher(self._matcher.deep_copy(), self._tokens, self._on_lexer_error, FORKED)
+        copy._latest.extend(self._latest)
+        copy._spaces = self._spaces
+        return copy
 
     def accepts(self) -> bool:
         return self._matcher.is_accepting()

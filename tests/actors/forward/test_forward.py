@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from baton.actors.forward.actor import Forward
-from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk
+from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkCommit, WorkDraft
+from baton.actors.grants import RowDrafts
 from baton.actors.lease import Lease, Ledger, Loan
 from baton.actors.messages import (
     Admit,
@@ -121,7 +122,7 @@ def test_a_slot_is_filled_from_a_loan_from_a_copy_or_not_at_all(bench: Bench) ->
 def test_the_row_freed_last_is_reused_first(bench: Bench) -> None:
     for grant in (1, 2):
         bench.admit(grant)
-    bench.receive(Retire(1, "aborted"))
+    bench.receive(Retire(1, "aborted", 0))
     bench.admit(3)
     assert [call[1:3] for call in bench.device.calls if call[0] == "open_row"] == [(0, 1), (1, 2), (0, 3)]
 
@@ -144,7 +145,7 @@ def test_reports_leave_in_stream_order(bench: Bench) -> None:
     request = bench.admit(1, length=2)
     bench.step(1, Chunk(1, 2))
     bench.step(2)
-    bench.receive(Retire(1, "finished"))
+    bench.receive(Retire(1, "finished", 3))
     bench.admit(2)
     bench.receive(Drain())
     assert bench.sent == [("results", Admitted(1, request, Hit()))]
@@ -194,8 +195,8 @@ def test_a_step_that_raised_poisons_its_rows_in_the_next_one_too(bench: Bench) -
     assert second.logprobs == second.prompt_logprobs == logprobs[1:]
     assert (third.grants, unpack(third.tokens), third.failed) == ([2], [8], [Failure(1, 4)])
     assert [checkpoint.position for checkpoint in third.checkpoints] == [4]
-    for grant in (1, 2):
-        bench.receive(Retire(grant, "failed"))
+    for grant, position in ((1, 4), (2, 2)):
+        bench.receive(Retire(grant, "failed", position))
     assert [retired.poisoned for retired in bench.of(Retired)] == [True, False]
     assert not vars(bench.forward)["_poisoned"]
 
@@ -228,7 +229,7 @@ def test_only_the_row_itself_waits_for_a_fill_on_its_own_stream(bench: Bench) ->
     bench.step(1, Chunk(1, 4))
     bench.admit(2, fill=Fill(9, 0, 0))
     assert bench.of(Copied) == bench.of(Filled) == []
-    bench.receive(Retire(2, "aborted"))
+    bench.receive(Retire(2, "aborted", 0))
     bench.ran(1, 7)
     assert [stepped.step for stepped in bench.of(Stepped)] == [1] and bench.of(Retired) == []
     assert [lease.slot for lease in bench.forward.leases()] == [0, 1]
@@ -249,5 +250,60 @@ def test_a_row_that_could_not_be_filled_fails_alone(bench: Bench, aside: bool) -
     bench.ran(1, 7, 8)
     [stepped] = bench.of(Stepped)
     assert (stepped.grants, stepped.failed, stepped.error) == ([1], [Failure(2, 4)], "no memory")
-    bench.receive(Retire(2, "failed"))
+    bench.receive(Retire(2, "failed", 4))
     assert [retired.poisoned for retired in bench.of(Retired)] == [True]
+
+
+def drafted(bench: Bench, *drafts: int, drawn: tuple[int, ...], **more: Any) -> Work:
+    """Run a prompt of four tokens, and a step that feeds the drafts and draws these tokens."""
+    bench.admit(1)
+    bench.step(1, Chunk(1, 4))
+    bench.ran(1, 50)
+    work = bench.step(2, drafts=[RowDrafts(1, pack(drafts))])
+    bench.ran(2, *drawn, **more)
+    return work
+
+
+def test_draws_count_up_to_the_one_after_the_first_wrong_draft(bench: Bench) -> None:
+    assert drafted(bench, 7, 8, 9, drawn=(7, 8, 3, 4)).drafts == [WorkDraft(0, 0, (7, 8, 9))]
+    stepped = bench.of(Stepped)[-1]
+    assert (stepped.grants, unpack(stepped.tokens)) == ([1, 1, 1], [7, 8, 3]) and stepped.drafted == [Chunk(1, 3)]
+    work = bench.step(3)
+    assert (work.positions, work.drafts) == ([7], [WorkDraft(0, 2, ())]), "the state consumes the two that were right"
+    bench.ran(3, 6)
+    work = bench.step(4)
+    assert (work.positions, work.drafts) == ([8], [])
+
+
+def test_accepted_drafts_are_put_into_the_state_before_it_leaves(bench: Bench) -> None:
+    drafted(bench, 7, 8, 9, drawn=(7, 8, 9, 3))
+    bench.receive(Retire(1, "finished", 7))
+    assert bench.device.calls[-1][1].commits == [WorkCommit(0, 2, 7)], "the third came after the stop"
+    assert not bench.of(Retired)
+    bench.ran(0)
+    assert bench.of(Retired)[-1].position == 7 and not bench.of(Retired)[-1].poisoned
+
+
+def test_a_state_whose_drafts_could_not_be_put_into_it_is_unusable(bench: Bench) -> None:
+    drafted(bench, 7, drawn=(7, 8))
+    bench.receive(Retire(1, "retracted", 6))
+    bench.ran(0, error="broken")
+    assert bench.of(Retired)[-1].poisoned
+
+
+def test_a_row_retired_before_its_draws_are_known_keeps_the_state_before_its_drafts(bench: Bench) -> None:
+    bench.admit(1)
+    bench.step(1, Chunk(1, 4))
+    bench.ran(1, 50)
+    bench.step(2, drafts=[RowDrafts(1, pack([7]))])
+    bench.receive(Retire(1, "aborted", 5))
+    bench.ran(2, 7, 8)
+    assert bench.of(Retired)[-1].position == 5 and bench.names[-1] == "run" and not bench.device.calls[-1][1].commits
+
+
+def test_only_valid_draws_must_be_finite(bench: Bench) -> None:
+    drafted(bench, 7, 8, drawn=(3, 0, 0), not_finite=[1, 2])
+    assert unpack(bench.of(Stepped)[-1].tokens) == [3] and not bench.of(Stepped)[-1].failed
+    bench.step(3, drafts=[RowDrafts(1, pack([5, 6]))])
+    bench.ran(3, 5, 0, 0, not_finite=[1])
+    assert bench.of(Stepped)[-1].failed == [Failure(1, 8)] and not bench.of(Stepped)[-1].grants

@@ -2,11 +2,12 @@
 
 import pytest
 
-from baton.actors.grants import RowMask
+from baton.actors.grants import Proposal, RowMask
 from baton.actors.messages import Admitted, Delta, Masked, Message, Requeue, Retired, Settled, Stepped
 from baton.actors.requests import Hit, Output, Request, Sampling, Stops
 from baton.actors.results.actor import ResultProcessor
 from baton.actors.results.constraint import Constraint, constrained_by
+from baton.actors.results.ngrams import draft_ngrams
 from baton.actors.tokens import pack
 from baton.models.text.grammars.errors import ForbiddenToken, GrammarError
 from tests.actors.results.test_results import Bench as ResultsBench
@@ -26,6 +27,11 @@ class Words:
         if token not in self.following():
             raise ForbiddenToken(f"{token} cannot follow")
         self.output.append(token)
+
+    def fork(self) -> "Words":
+        copy = Words("|".join(" ".join(map(str, word)) for word in self.words))
+        copy.output = [*self.output]
+        return copy
 
     def following(self) -> set[int]:
         at = len(self.output)
@@ -66,6 +72,22 @@ def test_stop_tokens_are_not_allowed_before_min_tokens_unless_nothing_else_is() 
     assert constraint("5 6|5 9|5", 5, min_tokens=3).words(1) == words(6)
     assert constraint("5 9", 5, min_tokens=3).words(1) == words(9)
     assert constraint("5", 5, min_tokens=3).words(1) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ahead"),
+    [
+        ([6, 7], [words(7), words(8, 9)]),
+        ([6, 7, 8], [words(7), words(8, 9)]),  # nothing follows the 8
+        ([6, 5, 7], [words(7)]),
+        ([9, 6], []),  # a stop token belongs to no grammar
+        ([4], []),  # what would follow is too much: the request has not failed
+    ],
+)
+def test_masks_after_drafts_end_with_the_last_that_is_allowed(tokens: list[int], ahead: list[bytes]) -> None:
+    before = constraint("5 6 7 8|5 6 7|5 4 31", 5)
+    assert before.ahead(tokens, 1) == ahead
+    assert before.words(1) == words(4, 6), "nothing was consumed"
 
 
 def test_a_grammar_that_can_neither_continue_nor_end_is_an_error() -> None:
@@ -180,3 +202,16 @@ def test_a_retired_row_gets_no_mask() -> None:
     bench.results.receive(Retired(1, "aborted", bench.lease(), 4))
     bench.results.act()
     assert len(bench.of(Masked)) == before
+
+
+def test_a_mask_comes_with_drafts_that_the_grammar_allows() -> None:
+    bench = Bench()
+    bench.results.draft = draft_ngrams
+    bench.constrain("1 2 3 4|1 2 3 5")
+    for token in (1, 2):
+        bench.results.receive(Stepped(1, [1], pack([token]), [], [], [], propose=4))
+        bench.results.act()
+    proposal = Proposal(1, 6, pack([3]), 0.5)
+    assert bench.masked() == Masked([RowMask(1, 6, words(3), [words(4, 5)], proposal)], [])
+    settled = bench.of(Settled)[-1]
+    assert isinstance(settled, Settled) and not settled.proposals, "a row with a grammar waits for its mask anyway"

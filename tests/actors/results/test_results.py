@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from baton.actors.grants import Advance, Chunk, Proposal
 from baton.actors.lease import Lease, Ledger
 from baton.actors.messages import (
     Admitted,
@@ -23,6 +24,7 @@ from baton.actors.messages import (
 )
 from baton.actors.requests import Hit, Output, Request, RetireReason, RowLogprobs, Sampling, Stops, TokenLogprob
 from baton.actors.results.actor import ResultProcessor
+from baton.actors.results.ngrams import draft_ngrams
 from baton.actors.tokens import pack, unpack
 from tests.actors.ring import Letters
 
@@ -291,3 +293,40 @@ def test_with_keep_never_a_retracted_state_is_still_donated(bench: Bench) -> Non
     [again] = bench.of(Requeue)
     assert again.request.keep == "never"
     bench.results.receive(Ended("r", "aborted", ""))
+
+
+def verify(bench: Bench, *tokens: int, drafts: int, **more: object) -> None:
+    """Deliver a step in which the grant has fed this many drafts, and all draws but the last were right."""
+    fields = {"checkpoints": [], "logprobs": [], "prompt_logprobs": [], "drafted": [Chunk(1, drafts)]} | more
+    bench.results.receive(Stepped(1, [1] * len(tokens), pack(tokens), **fields))  # type: ignore[arg-type]
+    bench.results.act()
+
+
+def test_accepted_drafts_are_output_of_one_step(bench: Bench) -> None:
+    bench.admit(Stops(9))
+    verify(bench, 5, 6, 7, drafts=4)
+    assert bench.of(Settled)[-1].advanced == [Advance(1, 2)]
+    last = bench.outputs[-1]
+    assert (last.text, unpack(last.tokens), last.accepted, last.rejected) == ("567", [5, 6, 7], 2, 2)
+
+
+@pytest.mark.parametrize("stops", [Stops(9, token_ids=(6,)), Stops(9, strings=("6",)), Stops(2)], ids=str)
+def test_tokens_after_a_stop_inside_accepted_drafts_are_discarded(bench: Bench, stops: Stops) -> None:
+    bench.admit(stops, logprobs=0)
+    items = [RowLogprobs(1, 4 + number, [TokenLogprob(token, -1.0, [])]) for number, token in enumerate((5, 6, 7))]
+    verify(bench, 5, 6, 7, drafts=2, logprobs=items)
+    assert (bench.of(Settled)[-1].finished, bench.of(Settled)[-1].advanced) == ([1], [Advance(1, 1)])
+    assert unpack(bench.outputs[-1].tokens) == [5, 6] and [item.token for item in bench.outputs[-1].logprobs] == [5, 6]
+    bench.retire("finished", 5)
+    assert [unpack(donated.tokens) for donated in bench.of(Donate)] == [[*PROMPT, 5]]
+
+
+def test_the_next_tokens_are_proposed_for_rows_that_go_on(bench: Bench) -> None:
+    bench.results.draft = draft_ngrams
+    bench.admit(Stops(9, token_ids=(9,)))
+    bench.step(1, 2, propose=3)
+    assert bench.of(Settled)[-1].proposals == [Proposal(1, 6, pack([3, 4, 1]), 0.5)]
+    bench.step(3)
+    assert not bench.of(Settled)[-1].proposals, "nothing was asked for"
+    bench.step(4, 9, propose=3)
+    assert bench.of(Settled)[-2].proposals and not bench.of(Settled)[-1].proposals, "it has stopped"

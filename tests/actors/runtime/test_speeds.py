@@ -2,14 +2,16 @@
 
 import asyncio
 import statistics
+import time
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from baton.actors.cache.worth.order import Costs
 from baton.actors.control import Speeds
-from baton.actors.forward.device import Work, WorkChunk
+from baton.actors.forward.device import Work, WorkChunk, WorkCommit, WorkDraft
 from baton.actors.forward.launching import Device, Done
 from baton.actors.messages import Ran, Transferred
 from baton.actors.runtime.speeds import REMEMBERED, Line, Pace, measured
@@ -136,3 +138,37 @@ def test_the_cache_of_a_ring_gets_the_speeds_and_so_does_its_successor() -> None
         raise RuntimeError("injected")
 
     asyncio.run(scenario())
+
+
+def test_the_cost_of_a_draft_is_measured_against_steps_with_as_many_rows() -> None:
+    sleeper, reports = Sleeper(), list[Speeds]()
+    device = measured(sleeper, Costs(), 4, reports.append)  # type: ignore[arg-type]
+    drafts = [WorkDraft(0, 0, (7, 8)), WorkDraft(1, 2, (9, 10))]
+    sleeper.takes = 3.0
+    run(device, Work(1, [], [0, 1], [4, 4], [], [], drafts))
+    assert not any(report.draft for report in reports), "no step without drafts is known"
+    sleeper.takes = 1.0
+    run(device, Work(2, [], [0, 1], [5, 5], []))
+    run(device, Work(3, [], [0], [6], []))
+    sleeper.takes = 1.4
+    run(device, Work(4, [], [0, 1], [6, 6], [], [], drafts))
+    assert reports[-1].draft == pytest.approx(0.1) and reports[-1].decode == 1.0
+    run(device, Work(0, [], [], [], [], commits=[WorkCommit(0, 1, 9)]))
+    assert reports[-1].decode == 1.0, "putting accepted drafts into a state is no step"
+    before = reports[-1]
+    sleeper.takes = 5.0
+    for _ in range(20):
+        run(device, Work(5, [], [0], [9], [], [], [WorkDraft(0, 2, ())]))
+    assert replace(reports[-1], turn=before.turn) == before, (
+        "a step that also replays drafts says nothing about prompts or steps without drafts"
+    )
+
+
+def test_the_wait_after_a_step_with_drafts_is_measured() -> None:
+    sleeper, reports = Sleeper(), list[Speeds]()
+    device = measured(sleeper, Costs(), 4, reports.append)  # type: ignore[arg-type]
+    run(device, Work(1, [], [0], [4], []))
+    run(device, Work(2, [], [0], [5], [], [], [WorkDraft(0, 0, (7,))]))
+    time.sleep(0.02)
+    run(device, Work(3, [], [0], [7], []))
+    assert 0.02 <= reports[-1].turn < 0.5

@@ -45,7 +45,7 @@ def test_a_message_belongs_to_the_trace_of_what_it_names() -> None:
     traces.current = "c"
     assert traces.of(Free([])) == traces.of(Settled(1, [7])) == "c", "it names nobody, or several"
     traces.current = ""
-    assert traces.of(Closed(7)) == "b" and traces.of(Retire(7, "finished")) == "", "the grant is forgotten"
+    assert traces.of(Closed(7)) == "b" and traces.of(Retire(7, "finished", 3)) == "", "the grant is forgotten"
     assert traces.of(Over("r")) == "a" and traces.of(Ended("r", "aborted", "")) == "", "the request is forgotten"
 
 

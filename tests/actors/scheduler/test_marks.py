@@ -64,7 +64,7 @@ def test_a_mark_for_a_retired_row_needs_no_answer() -> None:
     """The row's states are on their way to the cache, whose account for the grant closes with the last of them."""
     bench = running(20)
     bench.receive(Settled(1, [1]))
-    assert bench.of(Retire) == [Retire(1, "finished")]
+    assert bench.of(Retire) == [Retire(1, "finished", 21)]
     bench.receive(Mark(1, 18))
     assert not bench.of(Passed)
     bench.ledger.close()

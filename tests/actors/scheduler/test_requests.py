@@ -146,7 +146,7 @@ def test_a_requeued_request_names_its_own_last_grant(desk: Desk) -> None:
     request = desk.submit("a")
     desk.grant(1)
     desk.settle(failed=(1,))
-    assert desk.of(Retire) == [Retire(1, "failed")]
+    assert desk.of(Retire) == [Retire(1, "failed", 5)]
     desk.receive(Requeue(request, 3))
     desk.receive(Closed(1))
     assert desk.of(Acquire)[-1].predecessor == 1 and desk.of(Acquire)[-1].grant == 2
@@ -180,7 +180,7 @@ def test_a_running_request_that_is_aborted_is_retired(desk: Desk, reason: Any) -
     desk.grant(1)
     desk.receive(Abort("a", reason))
     desk.receive(Abort("a", reason))
-    assert desk.of(Retire) == [Retire(1, reason)] and not desk.ended and not desk.scheduler.state.rows
+    assert desk.of(Retire) == [Retire(1, reason, 5)] and not desk.ended and not desk.scheduler.state.rows
     assert set(desk.scheduler.state.closing) == {1}
     desk.receive(Requeue(request))
     assert desk.ended == [("results", "a", reason)], "it was retracted at the same time"

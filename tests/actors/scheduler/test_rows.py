@@ -29,7 +29,9 @@ def test_a_row_is_retired_when_its_remaining_budget_is_used(desk: Desk) -> None:
     request = Request("a", pack(range(6)), 4, Sampling(), Stops(4))
     desk.receive(Submit(request))
     desk.grant(1)
-    assert len(desk.of(Step)) == 2 and desk.of(Retire) == [Retire(1, "limit")], "two of four tokens are there already"
+    assert len(desk.of(Step)) == 2 and desk.of(Retire) == [Retire(1, "limit", 7)], (
+        "two of four tokens are there already"
+    )
 
 
 def test_rows_that_do_not_fit_into_a_step_move_in_turn() -> None:
@@ -118,7 +120,7 @@ def test_the_last_row_is_retracted_when_a_row_lacks_a_page() -> None:
     for _ in range(4):
         desk.settle()
     desk.receive(Extended([], [1, 2]))
-    assert desk.of(Retire) == [Retire(2, "retracted")]
+    assert desk.of(Retire) == [Retire(2, "retracted", 8)]
     assert desk.counted == {"rows_retracted": 1}
 
 

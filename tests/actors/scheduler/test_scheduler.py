@@ -83,9 +83,9 @@ def test_one_retire_for_the_first_reason() -> None:
     bench = Bench()
     bench.submit("a", [1, 2, 3], max_tokens=2)
     bench.grant(1)
-    assert bench.of(Retire) == [Retire(1, "limit")]
+    assert bench.of(Retire) == [Retire(1, "limit", 4)]
     bench.receive(Settled(1, [1]))
-    assert bench.of(Retire) == [Retire(1, "limit")]
+    assert bench.of(Retire) == [Retire(1, "limit", 4)]
     bench.ledger.close()
 
 
