@@ -162,6 +162,11 @@ class Config(Struct, frozen=True, kw_only=True):
         SPEED,
         Meta(description="threads that compute on a CPU [1 for a small model, otherwise all]"),
     ] = None
+    speculation: Annotated[
+        Literal["auto", "ngram", "off"],
+        SPEED,
+        Meta(description="drafts that a step verifies, where they pay: ngram takes them from the request's own text"),
+    ] = "auto"
     tf32: Annotated[bool, SPEED, Meta(description="use TF32 tensor cores for float32 matmuls: faster, less exact")] = (
         False
     )

@@ -12,8 +12,9 @@ from baton.actors.forward.contained import ContainedDevice
 from baton.actors.forward.streams import Stream
 from baton.actors.forward.torch_device import TorchDevice, survives
 from baton.actors.lease import Move, Violation
-from baton.actors.results.actor import refuse_grammars
 from baton.actors.results.constraint import constrained_by
+from baton.actors.results.interfaces import no_drafts, refuse_grammars
+from baton.actors.results.ngrams import draft_ngrams
 from baton.actors.runtime.relay import Relay, RelayConfig
 from baton.actors.runtime.sizing import (
     PoolSizes,
@@ -80,7 +81,8 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         host = HostStates(arena.finish() if arena is not None else cpu_arena(config, model))
         batch = batch_limits(config, device.type == "cuda", free_memory(device))
         sizes = size(config, batch, model, max_model_len, stream, host)
-        pools = allocate_pools(model, sizes.slots, sizes.pages, sizes.page_size, device, stream)
+        numbers = sizes.slots, sizes.pages, sizes.page_size
+        pools = allocate_pools(model, *numbers, device, stream, sizes.max_running, batch.drafts)
         tiers = build_lower_tiers(config, model, sizes, path, host)
         runs = recording(model, pools, sizes.max_running, pools.pages_for(max_model_len + 1))
         computes = make_device(runs, pools, sizes.max_running, max_model_len, host, stream, batch.step_tokens)
@@ -219,7 +221,8 @@ def size(
     """
     memory = config.memory
     if memory is None:
-        memory = pool_memory(model, batch.max_running, max_model_len, config.page_size, batch.step_tokens, stream, host)
+        lengths = max_model_len, config.page_size, batch.step_tokens
+        memory = pool_memory(model, batch.max_running, *lengths, stream, host, batch.drafts)
     return size_pools(
         model,
         memory,
@@ -318,6 +321,7 @@ def build_relay(
         track_interval=config.track_interval,
         depth=1 if config.no_overlap else 2,
         strategy=config.state_strategy,
+        drafts=batch.drafts,
     )
     log = structlog.get_logger()
     if trace is not None:
@@ -357,6 +361,7 @@ def build_relay(
         disk=tiers.disk,
         peers=peering.connect(gateway) if peering is not None else None,
         constrain=constrained_by(grammars.grammars.matcher) if grammars.grammars is not None else refuse_grammars,
+        draft=draft_ngrams if batch.drafts else no_drafts,
     )
     if peering is not None:
         peering.watch(relay)

@@ -71,7 +71,11 @@ class PromptTokensDetails(Struct, omit_defaults=True):
 
 
 class CompletionTokensDetails(Struct):
+    """Counts of an answer's tokens by kind. Drafts from the text itself count as predicted too."""
+
     reasoning_tokens: int
+    accepted_prediction_tokens: int  # drafts that were right
+    rejected_prediction_tokens: int  # drafts that were wrong
 
 
 class Usage(Struct):
@@ -98,7 +102,10 @@ def usage(
     completion = 0 if scoring else sum(member.completion_tokens for member in generation.members)
     cached = sum(member.cached_tokens for member in firsts)
     matched = sum(member.matched_tokens for member in firsts)
-    details = CompletionTokensDetails(reasoning_tokens) if reasoning_tokens is not None else UNSET
+    details: CompletionTokensDetails | UnsetType = UNSET
+    if reasoning_tokens is not None:
+        drafts = (sum(each.accepted for each in generation.members), sum(each.rejected for each in generation.members))
+        details = CompletionTokensDetails(reasoning_tokens, *drafts)
     prompt_details = PromptTokensDetails(cached, matched, why_lost(firsts))
     return Usage(prompt, completion, prompt + completion, prompt_details, details)
 
@@ -118,6 +125,8 @@ def summary(generation: Generation) -> dict[str, Any]:
     return {
         "prompt_tokens": sum(m.prompt_tokens for m in members),
         "completion_tokens": sum(m.completion_tokens for m in members),
+        "drafts_accepted": sum(m.accepted for m in members),
+        "drafts_rejected": sum(m.rejected for m in members),
         "cached_tokens": sum(m.cached_tokens for m in members),
         "matched_tokens": sum(m.matched_tokens for m in members),
         "lost": why_lost(members),

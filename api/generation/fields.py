@@ -43,6 +43,7 @@ class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    speculation: Literal["auto", "ngram", "off"] = "auto"  # off: no drafts; otherwise those that the server makes
 
 
 class DefaultFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
@@ -83,6 +84,7 @@ class SamplingParams(SamplingFields, kw_only=True):
     grammar: str = ""
     checkpoints: tuple[int, ...] = ()
     keep: Keep = ""
+    prediction: tuple[int, ...] = ()  # tokens that the client expects in the output
     names: Mapping[str, str] = {}  # the endpoint's names of fields that differ, for error messages
 
     def name(self, field: str) -> str:

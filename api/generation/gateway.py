@@ -386,6 +386,7 @@ class Gateway:
         first = member.first = member.first or output
         member.prompt_tokens = output.prompt_tokens
         member.completion_tokens = output.completion_tokens
+        member.accepted, member.rejected = output.accepted, output.rejected
         member.finish_reason = output.finish_reason
         member.delivered += output.tokens
         member.shown += len(output.text)

@@ -41,6 +41,8 @@ class Member:
     last_token_at: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    accepted: int = 0  # drafts that were right
+    rejected: int = 0  # drafts that were wrong
     finish_reason: str | None = None
     first: Output | None = None
     """The first output, which says what the cache had. It stays the first even after a retraction or a restart."""

@@ -49,6 +49,7 @@ def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingP
         message = f"{name}: {start} is beyond the prompt's {len(prompt.tokens)} tokens"
         raise errors.bad_request(message, name, "invalid_value")
     check_ids(model, params.logprob_ids, params.name("logprob_ids"))
+    check_ids(model, params.prediction, "prediction")
     return Request(
         id=id,
         tokens=tokens.pack(prompt.tokens),
@@ -65,6 +66,8 @@ def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingP
         grammar=params.grammar,
         checkpoints=checkpoints(params, len(prompt.tokens)),
         keep=params.keep,
+        drafts=params.speculation != "off",
+        prediction=tokens.pack(params.prediction),
     )
 
 

@@ -17,24 +17,33 @@ The bound keeps the ledger of slots small if a model's states are tiny.
 """
 
 
+DRAFTS = 8  # maximum drafts of a request in a step
+
+
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
     """Limits of a step's batch, and of the states that are cached for its requests."""
 
     max_running: int  # maximum requests that run at once, if there are slots for them
     step_tokens: int  # maximum tokens of a step
+    drafts: int  # maximum drafts of a request in a step
     cached_states: int  # slots for cached states beyond those of requests, at most
 
 
 def batch_limits(config: Config, is_gpu: bool, free: int) -> BatchLimits:
     """Return the options' limits; an option that is not set gets the default of the device.
 
+    Raises ValueError for an option that this device cannot follow.
+
     free: bytes that are free on the device after the weights
     """
     default_rows, default_tokens = (GPU_ROWS, gpu_step_tokens(free)) if is_gpu else (CPU_ROWS, CPU_STEP_TOKENS)
     rows = config.max_running if config.max_running is not None else default_rows
     tokens = config.step_tokens if config.step_tokens is not None else default_tokens
-    return BatchLimits(rows, tokens, MOST_GPU_STATES if is_gpu else CPU_STATES_A_ROW * rows)
+    if is_gpu and config.speculation == "ngram":
+        raise ValueError("--speculation ngram: drafts are verified on a CPU only, so far; auto makes none on a GPU")
+    drafts = 0 if config.speculation == "off" or is_gpu else DRAFTS
+    return BatchLimits(rows, tokens, drafts, MOST_GPU_STATES if is_gpu else CPU_STATES_A_ROW * rows)
 
 
 def gpu_step_tokens(free: int) -> int:

@@ -67,16 +67,30 @@ def stream_of(device: torch.device, model: Model) -> Stream:
     return CudaStream(device, can_capture(model, device))
 
 
-def allocate_pools(model: Model, slots: int, pages: int, page_size: int, device: torch.device, stream: Stream) -> Pools:
-    """Allocate the pools of states and pages.
+def allocate_pools(
+    model: Model,
+    slots: int,
+    pages: int,
+    page_size: int,
+    device: torch.device,
+    stream: Stream,
+    rows: int = 0,
+    drafts: int = 0,
+) -> Pools:
+    """Allocate the pools of states and pages, and the rings of drafts.
 
     Where steps are captured, the pools get one more slot and page outside the ledger, which rows of padding use.
     """
     padding = int(stream.can_capture)
-    pools = allocate(model, slots + padding, pages + padding * bool(pages), page_size, device)
+    pools = allocate(model, slots + padding, pages + padding * bool(pages), page_size, device, rows, drafts)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return pools
+
+
+def ring_bytes(model: Model, rows: int, drafts: int) -> int:
+    """Return the bytes of the rings for `drafts` drafts of each row."""
+    return rows * drafts * sum(spec.nbytes for spec in model.ring_specs())
 
 
 def make_device(
@@ -101,14 +115,15 @@ def pool_memory(
     longest: int,
     stream: Stream,
     host: HostStates | None = None,
+    drafts: int = 0,
 ) -> int:
-    """Return how many bytes the pools of states and pages may take.
+    """Return how many bytes the pools of states and pages may take, without the rings of drafts.
 
     On a GPU this is the free memory minus the memory of steps, which is measured by running steps on a small pool.
     """
     device = stream.device
     if device.type != "cuda":
-        return int(free_memory(device) * DEFAULT_MEMORY_FRACTION)
+        return int(free_memory(device) * DEFAULT_MEMORY_FRACTION) - ring_bytes(model, max_running, drafts)
     before = free_memory(device)
     step_tokens, longest = longest, min(longest, max_model_len - 2)
     pages = pages_to_warm(longest, page_size) if model.kv_specs() else 0
@@ -120,7 +135,7 @@ def pool_memory(
     del trial, pools
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    return gpu_share(free_memory(device) - steps_bytes)
+    return gpu_share(free_memory(device) - steps_bytes - ring_bytes(model, max_running, drafts))
 
 
 def gpu_share(free: int) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from aiohttp import web
-from msgspec import Meta, field
+from msgspec import Meta, Struct, field
 
 from baton.actors.requests import Request
 from baton.api import errors
@@ -17,7 +17,7 @@ from baton.api.generation.fields import Choices, Salt, TopLogprobs, request_para
 from baton.api.generation.messages import read_messages
 from baton.api.generation.offload import off_loop
 from baton.api.generation.outputs import Generation
-from baton.api.generation.request_builder import build_request
+from baton.api.generation.request_builder import build_request, encode
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.structured import StructuredFields, wanted_in
 from baton.api.generation.tool_choice import read_tool_use
@@ -31,9 +31,25 @@ from baton.api.sse import stream
 routes = web.RouteTableDef()
 
 # Fields that chat completions support, unlike completions.
-OWN = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "store")
+OWN = ("tools", "tool_choice", "parallel_tool_calls", "prediction", "reasoning_effort", "store")
 IGNORED_IN_CHAT = IGNORED - set(OWN)
 UNSUPPORTED_IN_CHAT: Unsupported = {name: same for name, same in UNSUPPORTED.items() if name not in OWN}
+
+
+class TextPart(Struct, tag_field="type", tag="text"):
+    """One part of a text."""
+
+    text: str
+
+
+class Prediction(Struct, tag_field="type", tag="content"):
+    """The text that the client expects in the answer, much of which it may repeat: drafts are taken from it."""
+
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ChatRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
@@ -54,6 +70,7 @@ class ChatRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
+    prediction: Prediction | None = None
     store: bool = False  # accepted, because some clients always send it; nothing is stored (`api/openai/stored.py`)
 
 
@@ -66,7 +83,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     salt = salt_of(request, body.cache_salt)
     plan = await plan_chat(model, await read_chat(model, body), salt)
     id = new_id("chatcmpl")
-    requests = chat_requests(body, plan, id, salt)
+    predicted = await read_prediction(model, body.prediction)
+    requests = chat_requests(body, plan, id, salt, predicted)
     with submit(request, requests) as generation:
         if body.stream:
             parsers = [plan.parser(each.id) for each in requests]
@@ -74,6 +92,17 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             encoder = ChatEncoder(id, server.name, model.text, parsers, generation, body.logprobs, options)
             return await stream(request, generation, encoder, server.config.ping_interval)
         return answer_json(await whole_completion(id, server.name, body, plan, requests, generation))
+
+
+async def read_prediction(model: ServedModel, prediction: Prediction | None) -> tuple[int, ...]:
+    """Return the tokens of a prediction. Raises ApiError 400 if it has more than the context."""
+    if prediction is None:
+        return ()
+    predicted = await encode(model, prediction.text, False, "prediction")
+    if len(predicted.tokens) > model.max_model_len:
+        message = f"prediction: {len(predicted.tokens)} tokens are more than the context of {model.max_model_len}"
+        raise errors.bad_request(message, "prediction", "invalid_value")
+    return tuple(predicted.tokens)
 
 
 async def read_chat(model: ServedModel, body: ChatRequest) -> ChatInput:
@@ -90,7 +119,9 @@ async def read_chat(model: ServedModel, body: ChatRequest) -> ChatInput:
     )
 
 
-def chat_requests(body: ChatRequest, plan: ChatPlan, id: str, salt: str) -> list[Request]:
+def chat_requests(
+    body: ChatRequest, plan: ChatPlan, id: str, salt: str, prediction: tuple[int, ...] = ()
+) -> list[Request]:
     """Build the Requests for the ring, one for each choice. Raises ApiError 400."""
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     return [
@@ -105,6 +136,7 @@ def chat_requests(body: ChatRequest, plan: ChatPlan, id: str, salt: str) -> list
                 salt=salt,
                 logprobs=body.top_logprobs if body.logprobs else None,
                 grammar=plan.grammar,
+                prediction=prediction,
                 names={"prompt": "messages"},
             ),
         )

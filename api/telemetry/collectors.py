@@ -25,8 +25,12 @@ LABELS = {
     "mailbox_depth": "actor",
     "actor_busy_seconds": "actor",
     "lease_moves": "kind",
+    "drafts_accepted": "drafter",
+    "drafts_rejected": "drafter",
 }
 HELP = {
+    "drafts_accepted": "Drafts that were right, each of which saved a step of its row.",
+    "drafts_rejected": "Drafts that were wrong.",
     "mailbox_wait_seconds": "Time from sending a message to its delivery.",
     "relay_overhead_seconds": "Time from the end of a step to the start of the next one that shares a row with it.",
     "actor_busy_seconds": "Time that an actor has spent working on the event loop.",

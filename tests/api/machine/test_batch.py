@@ -28,15 +28,25 @@ class Sized:
     def kv_specs(self) -> list[TensorSpec]:
         return [TensorSpec((2**14,), torch.uint8)]
 
+    def ring_specs(self) -> list[TensorSpec]:
+        return [TensorSpec((MIB,), torch.uint8)]
+
 
 class FakeCudaStream(CpuStream):
     def __init__(self) -> None:
         self.device = torch.device("cuda", 0)
 
 
+def test_drafts_are_made_on_a_cpu_unless_they_are_turned_off() -> None:
+    assert batch_limits(Config(speculation="ngram"), False, 0).drafts == 8
+    assert batch_limits(Config(speculation="off"), False, 0).drafts == 0
+    with pytest.raises(ValueError, match="--speculation ngram"):
+        batch_limits(Config(speculation="ngram"), True, 60 * GIB)
+
+
 def test_a_gpu_gets_more_rows_and_larger_steps_than_a_cpu() -> None:
-    assert batch_limits(Config(), False, 500 * GIB) == BatchLimits(16, 512, 48)
-    assert batch_limits(Config(), True, 60 * GIB) == BatchLimits(256, 8192, MOST_GPU_STATES)
+    assert batch_limits(Config(), False, 500 * GIB) == BatchLimits(16, 512, 8, 48)
+    assert batch_limits(Config(), True, 60 * GIB) == BatchLimits(256, 8192, 0, MOST_GPU_STATES)
 
 
 @pytest.mark.parametrize(
