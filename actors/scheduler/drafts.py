@@ -57,7 +57,7 @@ class Usable(NamedTuple):
 def usable_drafts(state: SchedulerState, row: ScheduledRow) -> Usable | None:
     """Return what a row could feed of its proposal after its last token; None if that is nothing.
 
-    They end before the token at the end of the budget, the end of the row's pages, and the next checkpoint: after a
+    Drafts end before the token at the end of the budget, the end of the row's pages, and the next checkpoint: after a
     step, a slot holds the state before the drafts, so the step that reaches a checkpoint feeds its token first.
     """
     proposal, first = row.proposal, row.position + 1
@@ -71,9 +71,9 @@ def usable_drafts(state: SchedulerState, row: ScheduledRow) -> Usable | None:
     if targets := [position for position in row.targets if position > first]:
         most = min(most, min(targets) - 1 - first)
     # With a step in flight, the row feeds a token that is not known yet, and the first proposal stands for it.
-    known = first - proposal.position
-    tokens = unpack(proposal.tokens)[known : known + most] if most > 0 and known >= 0 else []
-    return Usable(tokens, proposal.chance ** (1 + known), proposal.chance) if tokens else None
+    skipped = first - proposal.position
+    tokens = unpack(proposal.tokens)[skipped : skipped + most] if most > 0 and skipped >= 0 else []
+    return Usable(tokens, proposal.chance ** (1 + skipped), proposal.chance) if tokens else None
 
 
 def mask_of(row: ScheduledRow, drafts: int) -> RowMask | None:

@@ -402,7 +402,7 @@ class HashDevice:
     ) -> list[tuple[int, int]]:
         """Draw a row's next token, and one after each draft, whose states are not stored. Return them with the states.
 
-        The row goes on with its last valid draw, see Work.
+        In its next step the row feeds its last valid draw; Work says which draws are valid.
         """
         if len(row.tokens) != length:
             raise DeviceError(f"{row.request.id} has {len(row.tokens)} tokens and samples after {length}")

@@ -24,6 +24,7 @@ from scripts.launch import ROOT
 VOCABULARY = 16_384  # tokens of the texts' tokenizer, which is trained on this repository
 LONGEST = 600  # most tokens of an answer
 MODES = ("off", "auto")
+ANSWERS = ("edit", "json", "prose", "code")
 COUNTED = ("accepted", "rejected")
 WARM_UP = 4  # tokens of an answer before its time begins
 
@@ -39,6 +40,8 @@ class Task:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16], help="requests at once")
+    parser.add_argument("--answers", nargs="+", choices=ANSWERS, default=ANSWERS)
+    parser.add_argument("--modes", nargs=2, default=MODES, help="--speculation of the two servers; off off: the noise")
     parser.add_argument("--quantize", choices=["none", "int8", "int4"], default="none")
 
 
@@ -51,11 +54,11 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
     more = ["--max-running", str(max(options.rows)), *MEMORY, "--log-format", "json", "--speculation"]
     off, auto = (
         ServerProcess([*command, *serve, *more, mode], options.threads, workbench.log(f"drafts {mode}"), "/ready")
-        for mode in MODES
+        for mode in options.modes
     )
     with off, auto:
         print(f"{'answer':<8} {'rows':>4}   without   with drafts      ratio (least, most)   accepted of drafted")
-        for task in tasks:
+        for task in [task for task in tasks if task.name in options.answers]:
             for rows in options.rows:
                 asyncio.run(compare(task, rows, options.rounds or 5, off.url, auto.url))
 
