@@ -65,10 +65,25 @@ def _update(
     for k in tl.static_range(KERNEL - 1):
         window += (tl.load(history_ptr + k * CHANNELS, inside, other=0.0),)
     window += (tl.load(x_ptr + row * X_ROW + channels, inside, other=0.0).to(tl.float32),)
-    y = window[0] * tl.load(taps_ptr + channels, inside, other=0.0)
-    for k in tl.static_range(1, KERNEL):
-        y += window[k] * tl.load(taps_ptr + k * CHANNELS + channels, inside, other=0.0)
-        tl.store(history_ptr + (k - 1) * CHANNELS, window[k], inside)
+    taps, bias = tl.tuple([]), None
+    for k in tl.static_range(KERNEL):
+        taps += (tl.load(taps_ptr + k * CHANNELS + channels, inside, other=0.0),)
     if bias_ptr is not None:
-        y += tl.load(bias_ptr + channels, inside, other=0.0)
-    tl.store(y_ptr + row * CHANNELS + channels, silu(y), inside)
+        bias = tl.load(bias_ptr + channels, inside, other=0.0)
+    for k in tl.static_range(1, KERNEL):
+        tl.store(history_ptr + (k - 1) * CHANNELS, window[k], inside)
+    tl.store(y_ptr + row * CHANNELS + channels, convolved(window, taps, bias, KERNEL), inside)
+
+
+@jit
+def convolved(window, taps, bias, KERNEL: tl.constexpr):
+    """Return SiLU of the convolution of KERNEL inputs, the oldest first. bias: None if there is none.
+
+    Each kernel that calls this sums in the same order.
+    """
+    y = window[0] * taps[0]
+    for k in tl.static_range(1, KERNEL):
+        y += window[k] * taps[k]
+    if bias is not None:
+        y += bias
+    return silu(y)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from baton.kernels.drafts.feed import MOST_DRAFTS, Drafts
+from baton.kernels.drafts.feed import Drafts, check_ring
 from baton.kernels.runtime.cpp import INT64, POINTER
 
 FEED = (POINTER, POINTER, POINTER, POINTER, INT64)
@@ -28,12 +28,8 @@ def feed_arguments(
         if len(projected) != rows:
             raise ValueError(f"{len(projected)} tokens for {rows} rows")
         return NO_DRAFTS
-    if ring is None or ring.dtype != projected.dtype or ring.shape[2] != columns or ring.shape[1] > MOST_DRAFTS:
-        found = "no ring" if ring is None else f"a ring {tuple(ring.shape)} of {ring.dtype}"
-        raise ValueError(f"{found} for inputs of {columns} in {projected.dtype}")
-    if drafts.most > ring.shape[1]:
-        raise ValueError(f"{drafts.most} drafts of a row in a ring for {ring.shape[1]}")
-    if not ring.is_contiguous() or len(drafts.rings) != rows:
-        raise ValueError(f"the ring must be contiguous, with {rows} indices")
+    ring = check_ring(drafts, ring, columns, projected.dtype)
+    if len(drafts.rings) != rows:
+        raise ValueError(f"{len(drafts.rings)} indices of rings for {rows} rows")
     pointers = drafts.begins.data_ptr(), drafts.offsets.data_ptr(), drafts.rings.data_ptr()
     return *pointers, ring.data_ptr(), ring.stride(0)

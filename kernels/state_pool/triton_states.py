@@ -42,6 +42,24 @@ def rounded(state, places, position):
 
 
 @jit
+def as_kept(state, places, position, pool_ptr):
+    """Return the state as it will be after it has been stored in a pool and loaded again."""
+    if pool_ptr.dtype.element_ty == tl.int16:
+        return widened(rounded(state, places, position))
+    else:  # noqa: RET505 (which of them is known when the kernel is compiled)
+        return state
+
+
+@jit
+def put(pool_ptr, state, inside):
+    """Store what as_kept returned, or what `widened` did, to a tile of pointers to the pool's elements."""
+    if pool_ptr.dtype.element_ty == tl.int16:
+        tl.store(pool_ptr, (state.to(tl.int32, bitcast=True) >> 16).to(tl.int16), inside)
+    else:
+        tl.store(pool_ptr, state, inside)
+
+
+@jit
 def _mix(x):
     """Compute rounding._mix."""
     x = x * 0x7FEB352D

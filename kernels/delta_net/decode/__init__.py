@@ -7,6 +7,7 @@ from baton.kernels.delta_net.decode import native, reference
 from baton.kernels.drafts import Drafts
 from baton.kernels.drafts.reference import decode_drafts
 from baton.kernels.runtime.dispatch import dispatch
+from baton.kernels.runtime.triton import takes
 
 __all__ = ["delta_decode", "delta_decode_drafts", "kda_decode", "kda_decode_drafts"]
 
@@ -31,6 +32,10 @@ def delta_decode_drafts(
     ring: [rings, K, channels + 2·Hv], the inputs before the convolution, and those of beta and the decays.
     """
     arguments, where = (projected, constants, conv_pool, state_pool), (slots, positions, drafts, ring)
+    if takes(projected):
+        from baton.kernels.delta_net.decode import triton
+
+        return triton.delta_decode_drafts(*arguments, *where)
     if native.takes(*arguments):
         return native.delta_decode(*arguments, *where)
     columns = (slice(state_pool.shape[1] * state_pool.shape[2], None),)
@@ -54,6 +59,10 @@ def kda_decode_drafts(
     ring: [rings, K, channels + H + H·Dk], the columns of `projected` and `forget`.
     """
     arguments, where = (projected, forget, gate, constants, conv_pool, state_pool), (slots, positions, drafts, ring)
+    if takes(projected):
+        from baton.kernels.delta_net.decode import triton
+
+        return triton.kda_decode_drafts(*arguments, *where)
     if native.takes_kda(*arguments):
         return native.kda_decode(*arguments, *where)
     projections, columns = (projected, forget, gate), (slice(None), slice(None), slice(0))

@@ -1,10 +1,13 @@
-"""The operations of reference.py in Triton, in three launches each."""
+"""The operations of reference.py in Triton, in three launches each, also where rows feed drafts."""
 
 from torch import Tensor
 
+from baton.kernels.conv1d.triton_drafts import conv1d_drafts
 from baton.kernels.conv1d.triton_update import conv1d_update
 from baton.kernels.delta_net.constants import DeltaConstants, KdaConstants
+from baton.kernels.delta_net.rule.triton_drafts import delta_update_drafts
 from baton.kernels.delta_net.rule.triton_update import delta_update
+from baton.kernels.drafts import Drafts, check_ring
 from baton.kernels.norm.gated.triton import gated_norm
 
 
@@ -71,4 +74,54 @@ def kda_decode(
         dt_bias=c.dt_bias,
     )
     o = o.view(rows, heads * width)
+    return gated_norm(o, gate, c.norm, c.eps, heads, True, "sigmoid", dtype=projected.dtype)
+
+
+def delta_decode_drafts(
+    projected: Tensor,
+    constants: DeltaConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    drafts: Drafts,
+    ring: Tensor,
+) -> Tensor:
+    """Compute the tokens of rows with drafts, see drafts/reference.py:decode_drafts. The host reads no tensor.
+
+    The numbers of a captured step may be larger than those of its rows, see Drafts. `projected` and the pools may be
+    strided in their first dimension.
+    """
+    (heads, width, _), c = state_pool.shape[1:], constants
+    inner, columns = heads * width, c.taps.shape[1] + 2 * heads
+    check_ring(drafts, ring, columns, projected.dtype)
+    inputs, gate = projected[:, inner : inner + columns], projected[:, :inner]
+    convolved = conv1d_drafts(inputs, None, c.taps, c.conv_bias, conv_pool, slots, drafts, ring)
+    where = (state_pool, slots, positions, drafts, len(projected))
+    o = delta_update_drafts(convolved, c.key_heads, c.A, c.dt_bias, *where)
+    return gated_norm(o, gate, c.norm, c.eps, heads, norm_before_gate=True, dtype=projected.dtype)
+
+
+def kda_decode_drafts(
+    projected: Tensor,
+    forget: Tensor,
+    gate: Tensor,
+    constants: KdaConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    drafts: Drafts,
+    ring: Tensor,
+) -> Tensor:
+    """Compute the tokens of rows with drafts, see drafts/reference.py:decode_drafts. The host reads no tensor.
+
+    The numbers of a captured step may be larger than those of its rows, see Drafts. The projections and the pools may
+    be strided in their first dimension.
+    """
+    (heads, _, size), c = state_pool.shape[1:], constants
+    columns = c.taps.shape[1] + heads
+    check_ring(drafts, ring, columns + heads * size, projected.dtype)
+    convolved = conv1d_drafts(projected[:, :columns], forget, c.taps, None, conv_pool, slots, drafts, ring)
+    o = delta_update_drafts(convolved, heads, c.A, c.dt_bias, state_pool, slots, positions, drafts, len(projected))
     return gated_norm(o, gate, c.norm, c.eps, heads, True, "sigmoid", dtype=projected.dtype)

@@ -41,7 +41,7 @@ def delta_update(
     o = torch.empty(rows, heads, width, dtype=torch.float32, device=v.device)
     is_rounded = pool.dtype == torch.bfloat16
     by_channel = g.dim() == 3
-    config = _config(by_channel, width, size, pool.dtype, v.device)
+    config = step_config(by_channel, width, size, pool.dtype, v.device)
     launch(
         _step,
         (heads * cdiv(width, config.blocks["BLOCK_P"]), rows),
@@ -65,7 +65,11 @@ def delta_update(
 
 
 @by_shape
-def _config(by_channel: bool, width: int, size: int, states: torch.dtype, device: torch.device) -> KernelConfig:
+def step_config(by_channel: bool, width: int, size: int, states: torch.dtype, device: torch.device) -> KernelConfig:
+    """Return the configuration of every kernel that advances states by single tokens.
+
+    The order of a sum depends on it, so kernels that give the same bits share it.
+    """
     kernel = f"delta_net.rule.{'channel_' * by_channel}step"
     shape = f"width={width} state={size} {str(states).removeprefix('torch.')}"
     return config_of(kernel, shape, device, *candidates(size))
@@ -127,19 +131,34 @@ def _step(
         slot = tl.load(targets_ptr + row).to(tl.int64)
 
     if A_ptr is not None:
-        q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale
-        k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
         if BY_CHANNEL:
-            g += tl.load(dt_bias_ptr + head * SIZE + n, has_n, other=0.0)
+            dt_bias = tl.load(dt_bias_ptr + head * SIZE + n, has_n, other=0.0)
         else:
-            g += tl.load(dt_bias_ptr + head)
-        g = tl.load(A_ptr + head) * softplus(g)
-        beta = tl.sigmoid(beta)
-    state = widened(loaded) * (tl.exp(g)[None, :] if BY_CHANNEL else tl.exp(g))
-    change = beta * (v - tl.sum(state * k[None, :], 1))
-    state = tl.fma(change[:, None], k[None, :], state)
-    tl.store(o_ptr + (row * HEADS + head) * WIDTH + p, tl.sum(state * q[None, :], 1), has_p)
+            dt_bias = tl.load(dt_bias_ptr + head)
+        q, k, g, beta = prepared(q, k, g, beta, tl.load(A_ptr + head), dt_bias, scale)
+    state, o = stepped(widened(loaded), q, k, v, g, beta, BY_CHANNEL)
+    tl.store(o_ptr + (row * HEADS + head) * WIDTH + p, o, has_p)
     if pool_ptr.dtype.element_ty == tl.int16:
         tl.store(pool_ptr + slot * SLOT + places, rounded(state, places, position), inside)
     else:
         tl.store(pool_ptr + slot * SLOT + places, state, inside)
+
+
+@jit
+def prepared(q, k, g, beta, A, dt_bias, scale):
+    """Return q, k, g and beta as the rule takes them, see `A` of delta_update."""
+    q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale
+    k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
+    return q, k, A * softplus(g + dt_bias), tl.sigmoid(beta)
+
+
+@jit
+def stepped(state, q, k, v, g, beta, BY_CHANNEL: tl.constexpr):
+    """Return the state after a token, and the token's output.
+
+    The multiply-add is fused explicitly, so that every kernel that calls this rounds alike.
+    """
+    state *= tl.exp(g)[None, :] if BY_CHANNEL else tl.exp(g)
+    change = beta * (v - tl.sum(state * k[None, :], 1))
+    state = tl.fma(change[:, None], k[None, :], state)
+    return state, tl.sum(state * q[None, :], 1)

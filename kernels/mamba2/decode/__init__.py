@@ -45,10 +45,13 @@ def mixer_decode_drafts(
 
     ring: [rings, K, channels + H], the inputs x, B and C before the convolution, and dt.
     """
-    arguments = (projected, constants, conv_pool, state_pool)
+    arguments, where = (projected, constants, conv_pool, state_pool), (slots, positions, drafts, ring)
+    if takes(projected):
+        from baton.kernels.mamba2.decode import triton
+
+        return triton.mixer_decode_drafts(*arguments, *where)
     if native.takes(*arguments):
-        return native.mixer_decode(*arguments, slots, positions, drafts, ring)
+        return native.mixer_decode(*arguments, *where)
     inner = state_pool.shape[1] * state_pool.shape[2]
     columns = (slice(inner, None),)
-    where = (slots, positions, drafts, ring)
     return decode_drafts(mixer_decode, (projected,), columns, constants, conv_pool, state_pool, *where)

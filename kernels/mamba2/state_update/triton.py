@@ -40,7 +40,7 @@ def selective_state_update(
     (rows, heads, width), (groups, size) = x.shape, B.shape[1:]
     y = torch.empty(rows, heads, width, dtype=torch.float32, device=x.device)
     is_rounded = pool.dtype == torch.bfloat16
-    config = _config(width, size, pool.dtype, x.device)
+    config = step_config(width, size, pool.dtype, x.device)
     launch(
         _step,
         (heads * cdiv(width, config.blocks["BLOCK_P"]), rows),
@@ -62,7 +62,11 @@ def selective_state_update(
 
 
 @by_shape
-def _config(width: int, size: int, states: torch.dtype, device: torch.device) -> KernelConfig:
+def step_config(width: int, size: int, states: torch.dtype, device: torch.device) -> KernelConfig:
+    """Return the configuration of every kernel that advances states by single tokens.
+
+    The order of a sum depends on it, so kernels that give the same bits share it.
+    """
     shape = f"width={width} state={size} {str(states).removeprefix('torch.')}"
     return config_of("mamba2.state_update.step", shape, device, *candidates(size))
 
@@ -118,13 +122,19 @@ def _step(
     if dt_bias_ptr is not None:
         dt = clamp(softplus(dt + tl.load(dt_bias_ptr + head)), dt_low, dt_high)
 
-    state = advanced(widened(loaded), tl.exp(dt * A), x * dt, B)
-    y = tl.sum(state * C[None, :], 1) + D * x
+    state, y = stepped(widened(loaded), x, dt, A, B, C, D)
     tl.store(y_ptr + (row * HEADS + head) * WIDTH + p, y, has_p)
     if pool_ptr.dtype.element_ty == tl.int16:
         tl.store(pool_ptr + slot * SLOT + places, rounded(state, places, position), inside)
     else:
         tl.store(pool_ptr + slot * SLOT + places, state, inside)
+
+
+@jit
+def stepped(state, x, dt, A, B, C, D):
+    """Return the state after a token, and the token's y."""
+    state = advanced(state, tl.exp(dt * A), x * dt, B)
+    return state, tl.sum(state * C[None, :], 1) + D * x
 
 
 @jit

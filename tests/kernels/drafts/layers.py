@@ -116,7 +116,7 @@ def assert_drafts_change_no_bit(layer: Layer, rows: int, seed: int) -> None:
             wrong = rows * TOKENS
             tokens += [row * TOKENS + done[row] + i + (wrong if i >= right[-1] else 0) for i in range(count)]
             fed.append(count)
-        drafts = Drafts.of([pending[row] for row in going], fed, going)
+        drafts = Drafts.of([pending[row] for row in going], fed, going, device)
         at = torch.tensor([start + done[row] for row in going], device=device)
         y = layer.feed(tokens, slots[torch.tensor(going, device=device)], at, drafts, layer.ring)
         first = 0

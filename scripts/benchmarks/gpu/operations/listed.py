@@ -5,7 +5,17 @@ from collections.abc import Callable
 import torch
 
 from scripts.benchmarks.gpu.operation import Draw, Operation
-from scripts.benchmarks.gpu.operations import attention, delta, kda, mamba2, mixture, pointwise, quantized, sampling
+from scripts.benchmarks.gpu.operations import (
+    attention,
+    delta,
+    drafts,
+    kda,
+    mamba2,
+    mixture,
+    pointwise,
+    quantized,
+    sampling,
+)
 from scripts.benchmarks.gpu.operations.attention import Heads
 from scripts.benchmarks.gpu.operations.delta import DeltaNet
 from scripts.benchmarks.gpu.operations.kda import KdaNet
@@ -51,6 +61,9 @@ def _all(
         "kda_prefill, bfloat16 states": (kda.prefill, (kimi, lengths, BF16)),
         "kda_decode": (kda.decode, (kimi, rows)),
         "kda_decode, bfloat16 states": (kda.decode, (kimi, rows, BF16)),
+        "mixer_decode, drafts": (drafts.decode_mixer, (mixer, rows)),
+        "delta_decode, drafts": (drafts.decode_delta, (net, rows)),
+        "kda_decode, drafts": (drafts.decode_kda, (kimi, rows)),
         "gated_norm": (mamba2.norm, (mixer, sum(lengths))),
         "attention": (attention.attend, (heads, [(0, lengths[0]), (70, 20)], [5, 300])),
         "attention, decode": (attention.attend, (heads, [], [3 * row for row in range(rows)])),
@@ -147,6 +160,9 @@ TIMED: dict[str, Build] = {
     "delta_decode, bfloat16 states, 256 rows": _of(delta.decode, (DeltaNet(), 256, BF16)),
     **{f"kda_decode, {rows} rows": _of(kda.decode, (KdaNet(), rows)) for rows in (1, 32, 256)},
     "kda_decode, bfloat16 states, 256 rows": _of(kda.decode, (KdaNet(), 256, BF16)),
+    **{f"mixer_decode, drafts, {rows} rows": _of(drafts.decode_mixer, (Mixer(), rows)) for rows in (1, 32)},
+    **{f"delta_decode, drafts, {rows} rows": _of(drafts.decode_delta, (DeltaNet(), rows)) for rows in (1, 32)},
+    **{f"kda_decode, drafts, {rows} rows": _of(drafts.decode_kda, (KdaNet(), rows)) for rows in (1, 32)},
     "delta_prefill, 8192 tokens": _of(delta.prefill, (DeltaNet(), [8192])),
     "delta_prefill, 16 prompts of 512": _of(delta.prefill, (DeltaNet(), [512] * 16)),
     "kda_prefill, 8192 tokens": _of(kda.prefill, (KdaNet(), [8192])),

@@ -12,6 +12,7 @@ from baton.kernels.delta_net.decode import triton as decoding
 from baton.kernels.delta_net.prefill import triton as prefilling
 from baton.kernels.delta_net.rule import triton, triton_update
 from baton.kernels.prefill.plan import PrefillPlan, plan_prefill
+from tests.kernels.gpu.shapes.mamba2 import drafts_of
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -75,6 +76,12 @@ def decode(s: NetShape, dtype: torch.dtype, states: torch.dtype) -> None:
     decoding.delta_decode(s.projected(5, dtype), s.constants(), *s.pools(9, states), index, index)
 
 
+def decode_drafts(s: NetShape, dtype: torch.dtype, states: torch.dtype) -> None:
+    index, ring = torch.empty(5, dtype=torch.int64, device="meta"), _meta(6, 8, s.channels + 2 * s.heads).to(dtype)
+    pools, drafts = s.pools(9, states), drafts_of(5)
+    decoding.delta_decode_drafts(s.projected(13, dtype), s.constants(), *pools, index, index, drafts, ring)
+
+
 def bare(s: NetShape) -> None:
     """Run the delta rule alone, on prepared inputs (A is None); the update writes states to `targets`."""
     plan, (_, pool), index = s.plan(), s.pools(9, F32), torch.empty(5, dtype=torch.int64, device="meta")
@@ -89,7 +96,7 @@ def bare(s: NetShape) -> None:
 CASES: list[tuple[str, Callable[[], None]]] = [
     *(
         (f"{run.__name__} {name} {dtype} {states}", partial(run, shape, dtype, states))
-        for run in (prefill, decode)
+        for run in (prefill, decode, decode_drafts)
         for name, shape in NETS.items()
         for dtype, states in [(BF16, F32), (F32, F32), (BF16, BF16)]
     ),

@@ -12,6 +12,7 @@ from baton.kernels.delta_net.decode import triton as decoding
 from baton.kernels.delta_net.prefill import triton as prefilling
 from baton.kernels.delta_net.rule import triton, triton_update
 from baton.kernels.prefill.plan import PrefillPlan, plan_prefill
+from tests.kernels.gpu.shapes.mamba2 import drafts_of
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -62,6 +63,12 @@ def decode(s: KdaShape, dtype: torch.dtype, states: torch.dtype) -> None:
     decoding.kda_decode(*s.projected(5, dtype), s.constants(), *s.pools(9, states), index, index)
 
 
+def decode_drafts(s: KdaShape, dtype: torch.dtype, states: torch.dtype) -> None:
+    index, columns = torch.empty(5, dtype=torch.int64, device="meta"), s.channels + s.heads * (1 + s.size)
+    pools, drafts, ring = s.pools(9, states), drafts_of(5), _meta(6, 8, columns).to(dtype)
+    decoding.kda_decode_drafts(*s.projected(13, dtype), s.constants(), *pools, index, index, drafts, ring)
+
+
 def bare(s: KdaShape) -> None:
     """Run the delta rule alone, on prepared inputs (A is None)."""
     plan, (_, pool), index = s.plan(), s.pools(9, F32), torch.empty(5, dtype=torch.int64, device="meta")
@@ -76,7 +83,7 @@ def bare(s: KdaShape) -> None:
 CASES: list[tuple[str, Callable[[], None]]] = [
     *(
         (f"{run.__name__} {name} {dtype} {states}", partial(run, shape, dtype, states))
-        for run in (prefill, decode)
+        for run in (prefill, decode, decode_drafts)
         for name, shape in KDAS.items()
         for dtype, states in [(BF16, F32), (F32, F32), (BF16, BF16)]
     ),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton.kernels.drafts import Drafts
 from baton.kernels.mamba2.constants import MixerConstants
 
 
@@ -51,6 +52,12 @@ class MixerShape:
         memory = torch.empty(slots, 2, conv + state, device="meta")[:, 1]
         conv_pool = memory[:, :conv].unflatten(1, (self.kernel - 1, self.channels))
         return conv_pool, memory[:, conv:].view(states).unflatten(1, (self.heads, self.width, self.state))
+
+
+def drafts_of(rows: int) -> Drafts:
+    """Return Drafts of rows that compute 4 tokens each."""
+    bounds = torch.empty(rows + 1, dtype=torch.int64, device="meta")
+    return Drafts(bounds, bounds, bounds[:rows], 4 * rows, 8)
 
 
 SHAPES = {
