@@ -85,6 +85,7 @@ class Speeds(Struct, tag=True, array_like=True):
     mixed: float = 0.0  # fixed extra seconds of a mixed step, however few prompt tokens it has
     draft: float = 0.0  # extra seconds for each draft that a step feeds
     turn: float = 0.0  # seconds from the end of a step with drafts to the start of the next step
+    prediction: float = 0.0  # extra seconds for each token that the model's head predicts, for all rows together
 
 
 class Pause(Struct, tag=True, array_like=True):

@@ -4,6 +4,9 @@ from msgspec import Struct
 
 from baton.actors.tokens import Tokens
 
+LIKELY = 0.3
+"""A row with a grammar gets only proposals whose tokens are at least this likely: masks after drafts take time."""
+
 
 class PageCopy(Struct, frozen=True, array_like=True):
     """A KV page to copy: `source` is shared, and `target` is the grant's own."""
@@ -35,7 +38,7 @@ class GrantPages(Struct, frozen=True, array_like=True):
 
 
 class RowDrafts(Struct, frozen=True, array_like=True):
-    """The drafts that a decoding row feeds in a step after its last token."""
+    """Tokens that may follow a row's last token: drafts that the row feeds in a step, or predictions after a step."""
 
     grant: int
     tokens: Tokens

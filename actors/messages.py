@@ -114,6 +114,7 @@ class Step(Struct, tag=True, array_like=True):
     masks: list[RowMask] = []  # one for each row with a grammar that draws a token in this step
     drafts: list[RowDrafts] = []  # of rows that decode; such a row is in no other step until this one is settled
     propose: int = 0  # most tokens to propose for each row after this step
+    predict: list[Chunk] = []  # rows that draw, each with the tokens that the model's head is to predict after the step
 
 
 class Stepped(Struct, tag=True, array_like=True):
@@ -136,6 +137,7 @@ class Stepped(Struct, tag=True, array_like=True):
     error: str = ""  # why the rows failed
     drafted: list[Chunk] = []  # rows that fed drafts, each with the number of drafts
     propose: int = 0  # as in Step
+    predicted: list[RowDrafts] = []  # tokens that may follow the row's newest token
 
 
 class Retired(Struct, tag=True, array_like=True):
@@ -330,6 +332,7 @@ class Settled(Struct, tag=True, array_like=True):
     failed: list[int] = []
     advanced: list[Advance] = []  # the rows that fed drafts and did not fail
     proposals: list[Proposal] = []
+    chance: float = 0.0  # how likely a predicted token is right if those before it are; 0: nothing was predicted yet
 
 
 class Masked(Struct, tag=True, array_like=True):
@@ -412,6 +415,7 @@ class Ran(Struct, tag=True, array_like=True):
         int
     ] = []  # indices of tokens whose greatest logit was not finite: the states of these rows are unusable
     unsound: list[int] = []  # indices of chunks that sample nothing and ended in hidden states that were not finite
+    predicted: dict[int, list[int]] = {}  # by row: tokens that may follow its last valid draw
 
 
 class Transferred(Struct, tag=True, array_like=True):

@@ -15,6 +15,8 @@ MissReason: TypeAlias = Literal["", "evicted", "denied", "misaligned", "never_ke
 asked for was not kept. misaligned: states exist only past the tokens that the request shares. never_kept: no state was
 ever kept there. damaged: the file of the state is damaged. peer: a peer was asked for the state, and it did not come.
 """
+Speculation: TypeAlias = Literal["auto", "ngram", "mtp", "off"]
+"""Drafters: the request's own text, the model's head for multi-token prediction, all of them, or none."""
 Keep: TypeAlias = Literal["", "soon", "never"]
 Origin: TypeAlias = Literal["slot", "tree", "host", "disk", "peer", "tokens"]
 """Where a grant's state comes from. slot: a slot of the tree, moved to the grant. tree: a copy of a slot of the tree.
@@ -79,7 +81,7 @@ class Request(Struct, frozen=True, array_like=True):
     checkpoints: tuple[int, ...] = ()  # positions in the prompt at which the client asks for a checkpoint
     keep: Keep = ""  # whether the client will continue from the end, soon or never; "": unknown
     hint: PeerHint | None = None  # the peer that asked for this state: it is never asked to compute it
-    drafts: bool = True  # whether its tokens may be drafted, where the server drafts at all
+    speculation: Speculation = "auto"  # the drafts that its tokens may be taken from, where the server makes them
     prediction: Tokens = b""  # what the client expects the output to be like; drafts are taken from it too
 
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from baton.actors.cache.worth.order import Policy
+from baton.actors.requests import Speculation
 from baton.actors.scheduler.strategy import Strategy
 
 AtLeastZero: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -163,9 +164,12 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(description="threads that compute on a CPU [1 for a small model, otherwise all]"),
     ] = None
     speculation: Annotated[
-        Literal["auto", "ngram", "off"],
+        Speculation,
         SPEED,
-        Meta(description="drafts that a step verifies, where they pay: ngram takes them from the request's own text"),
+        Meta(
+            description="drafts that a step verifies, where they pay: from the request's own text (auto, ngram), and "
+            "with mtp also from the model's head for multi-token prediction"
+        ),
     ] = "auto"
     tf32: Annotated[bool, SPEED, Meta(description="use TF32 tensor cores for float32 matmuls: faster, less exact")] = (
         False

@@ -12,15 +12,17 @@ from baton.actors.forward.streams import CpuStream
 from baton.actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, count_active_parameters, count_parameters, weight_bytes
 from baton.api.config import Config
 from baton.api.generation.fields import check_defaults
-from baton.api.machine.batch import batch_limits
-from baton.api.machine.device import gpu_share, pick_device
+from baton.api.machine.batch import batch_limits, wants_head
+from baton.api.machine.device import gpu_share, pick_device, ring_bytes
 from baton.api.machine.memory import bytes_of, check_room, free_memory
 from baton.api.serve import StartError
 from baton.api.wiring import BITS, DTYPES, STATE_DTYPES, bundled_model, model_length, size
 from baton.models.batch import Model
 from baton.models.config import ModelConfig, read_config
+from baton.models.decoder import predictor_of
 from baton.models.loading.checkpoint import build_model, check_folder, find_family
 from baton.models.loading.dtype import dtype_of
+from baton.models.loading.heads import with_head
 from baton.models.loading.integers import bytes_saved
 from baton.models.loading.matching import match
 from baton.models.loading.quantization import Scaled, pair_scales, read_quantization
@@ -162,6 +164,9 @@ def examine_model(
     """Build the model without weights and describe it. Return None if its config.json is refused."""
     with noting(found.refused):
         family = find_family(values)
+        if wants_head(config, pick_device(config.device).type == "cuda"):
+            with noting(found.refused):
+                values = with_head(stored, values, family, scaled)
         states = STATE_DTYPES[config.state_dtype]
         models = {name: build_model(family, values, dtype, states) for name, dtype in DTYPES.items() if dtype}
         plain = config.dtype if config.dtype in models else str(dtype_of(values, stored)).removeprefix("torch.")
@@ -211,14 +216,16 @@ def examine_room(found: Inspection, model: Model, config: Config) -> None:
         device = pick_device(config.device)
         free, weights = free_memory(device), found.weights_in_memory.get(found.loaded_as or "", 0)
         is_gpu, left = device.type == "cuda", max(free - weights, 0)
+        has_head = predictor_of(model) is not None
+        batch = batch_limits(config, is_gpu, left, has_head)
         share = gpu_share(left) if is_gpu else int(left * DEFAULT_MEMORY_FRACTION)
+        share -= ring_bytes(model, batch.max_running, batch.drafts)
         pools = config.memory if config.memory is not None else share
         check_room(model, BITS[config.quantize], device)
         length = model_length(config, model)
         limited = msgspec.structs.replace(config, memory=max(pools, 1))
-        batch = batch_limits(config, is_gpu, left)
         sizes = size(limited, batch, model, length, CpuStream())
-        widest = batch_limits(msgspec.structs.replace(config, max_running=MOST_RUNNING), is_gpu, left)
+        widest = batch_limits(msgspec.structs.replace(config, max_running=MOST_RUNNING), is_gpu, left, has_head)
         most = size(limited, widest, model, length, CpuStream())
         found.room = Room(
             free=free, pools=pools, length=length, slots=sizes.slots, pages=sizes.pages, running=sizes.max_running,

@@ -13,8 +13,8 @@ from baton.actors.forward.streams import Stream
 from baton.actors.forward.torch_device import TorchDevice, survives
 from baton.actors.lease import Move, Violation
 from baton.actors.results.constraint import constrained_by
+from baton.actors.results.drafters import draft
 from baton.actors.results.interfaces import no_drafts, refuse_grammars
-from baton.actors.results.ngrams import draft_ngrams
 from baton.actors.runtime.relay import Relay, RelayConfig
 from baton.actors.runtime.sizing import (
     PoolSizes,
@@ -32,7 +32,7 @@ from baton.api.generation.fields import check_defaults
 from baton.api.generation.gateway import Gateway
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.structured import GrammarCompiler
-from baton.api.machine.batch import BatchLimits, batch_limits
+from baton.api.machine.batch import BatchLimits, batch_limits, wants_head
 from baton.api.machine.device import allocate_pools, enter_device, make_device, pool_memory, stream_of
 from baton.api.machine.host_arena import ArenaStart, host_bytes, mapped_arena
 from baton.api.machine.memory import bytes_of, check_room, free_memory
@@ -45,6 +45,7 @@ from baton.kernels.runtime.cpp import use_threads
 from baton.kernels.runtime.triton import use_tf32
 from baton.models.batch import Model
 from baton.models.config import ModelConfig, read_config
+from baton.models.decoder import predictor_of
 from baton.models.loading.checkpoint import check_folder, find_family, load_model
 from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.fingerprint import fingerprint
@@ -79,13 +80,16 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         max_model_len = model_length(config, model)
         stream = stream_of(device, model)
         host = HostStates(arena.finish() if arena is not None else cpu_arena(config, model))
-        batch = batch_limits(config, device.type == "cuda", free_memory(device))
+        batch = batch_limits(config, device.type == "cuda", free_memory(device), predictor_of(model) is not None)
         sizes = size(config, batch, model, max_model_len, stream, host)
         numbers = sizes.slots, sizes.pages, sizes.page_size
         pools = allocate_pools(model, *numbers, device, stream, sizes.max_running, batch.drafts)
         tiers = build_lower_tiers(config, model, sizes, path, host)
         runs = recording(model, pools, sizes.max_running, pools.pages_for(max_model_len + 1))
-        computes = make_device(runs, pools, sizes.max_running, max_model_len, host, stream, batch.step_tokens)
+        predictor = predictor_of(model)
+        computes = make_device(
+            runs, pools, sizes.max_running, max_model_len, host, stream, batch.step_tokens, predictor
+        )
     except (ValueError, OSError, torch.OutOfMemoryError, torch.AcceleratorError) as error:
         raise StartError(str(error)) from error
     info = {
@@ -159,11 +163,16 @@ def read_model(
             native.finish if native else lambda: None,
             STATE_DTYPES[config.state_dtype],
             bits,
+            refuse_headless if wants_head(config, device.type == "cuda") else None,
         )
     except BaseException:
         if arena:
             arena.cancel()
         raise
+
+
+def refuse_headless(why: str) -> None:
+    raise ValueError(f"--speculation mtp: {why}")
 
 
 def grammar_compiler(text: ModelText, vocab_size: int) -> GrammarCompiler:
@@ -295,7 +304,10 @@ def notes(sizes: PoolSizes, batch: BatchLimits) -> list[str]:
     slots = f"{sizes.slots} state slots of {sizes.slot_bytes / 2**10:.1f} KiB"
     pages = f"{sizes.pages} KV pages of {sizes.page_size} tokens and {sizes.page_bytes / 2**10:.1f} KiB"
     steps = f"{sizes.max_running} requests run at once, in steps of up to {batch.step_tokens} tokens"
-    return [f"{slots}; {pages if sizes.pages else 'no KV pages'}", steps, *sizes.why]
+    drafts = f"up to {batch.drafts} drafts of a request in a step, from its own text"
+    drafts += ", or from the model's head" * bool(batch.predictions)
+    lines = [f"{slots}; {pages if sizes.pages else 'no KV pages'}", steps, *sizes.why]
+    return [*lines, drafts] if batch.drafts else lines
 
 
 def build_relay(
@@ -322,6 +334,7 @@ def build_relay(
         depth=1 if config.no_overlap else 2,
         strategy=config.state_strategy,
         drafts=batch.drafts,
+        predictions=batch.predictions,
     )
     log = structlog.get_logger()
     if trace is not None:
@@ -361,7 +374,7 @@ def build_relay(
         disk=tiers.disk,
         peers=peering.connect(gateway) if peering is not None else None,
         constrain=constrained_by(grammars.grammars.matcher) if grammars.grammars is not None else refuse_grammars,
-        draft=draft_ngrams if batch.drafts else no_drafts,
+        draft=draft("ngram" if config.speculation == "ngram" else "auto") if batch.drafts else no_drafts,
     )
     if peering is not None:
         peering.watch(relay)

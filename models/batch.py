@@ -50,7 +50,7 @@ class Decode:
     slots: Tensor  # int64 [rows]
     positions: Tensor  # int64 [rows], of the first token that each row feeds
     page_table: Tensor  # int32 [rows, max_pages]
-    padding: Tensor | None = None  # bool [rows], true for rows that belong to no request; None: no such rows
+    padding: Tensor | None = None  # bool [fed tokens], true for tokens that belong to no request; None: no such tokens
     drafts: Drafts | None = None  # None: no row feeds a draft or has accepted drafts that are not in its state
 
 

@@ -19,14 +19,21 @@ class ModelError(ValueError):
     """The reason why a checkpoint cannot be served."""
 
 
+HEAD_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""Keys with the number of heads for multi-token prediction."""
+
+
 class ModelConfig:
     """The values of a config.json.
+
+    has_head: whether the head for multi-token prediction (MTP) is part of the model to build.
 
     Each getter takes a key and its older names. It raises ModelError, with the key, for a missing or wrong value.
     """
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], has_head: bool = False) -> None:
         self.values = dict(values)
+        self.has_head = has_head
 
     def integer(self, *names: str, default: int | None = None, least: int = 1) -> int:
         name, value = self._find(names, default)
@@ -86,6 +93,15 @@ class ModelConfig:
             if count != layers:
                 whole = f"{named} = {layers}" if named == "num_hidden_layers" else f"the {layers} of {named}"
                 raise ModelError(f"config.json: {name} names {count} layers, not {whole}")
+
+    def with_head(self) -> "ModelConfig":
+        """Return the config of a model whose head for multi-token prediction is to be loaded too.
+
+        Raises ModelError unless it has one layer.
+        """
+        if (count := self.integer(*HEAD_KEYS, default=1, least=0)) != 1:
+            raise ModelError(f"config.json: {count} layers for multi-token prediction are not supported, only one is")
+        return ModelConfig(self.values, True)
 
     def numbers(self, name: str, count: int) -> list[float]:
         """Return a list of `count` finite numbers above 0; all 1 if the key is not set."""

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from baton.kernels.attention.latents.sizes import Forms
 from baton.models.batch import Batch, Decode, Pools, TensorSpec
 from baton.models.config import ModelConfig, ModelError
+from baton.models.layers import prediction
+from baton.models.layers.attention import Attention
 from baton.models.layers.linear import Embedding, Linear
 from baton.models.layers.norm import RMSNorm
+from baton.models.layers.prediction import PredictionHead
 from baton.models.layers.rope import Rotation
 from baton.models.layers.step import BatchPlan, Mixer, plan_batch
 
@@ -46,6 +49,7 @@ class Decoder(nn.Module):
     config: the source of vocab_size, hidden_size and tie_word_embeddings.
     body: the checkpoint's name of the module that contains everything except the head.
     parts: the checkpoint's names of the embeddings, the blocks and the norm.
+    head: predicts further tokens; None: the model has no such head, or it was not loaded.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Decoder(nn.Module):
         dtype: torch.dtype,
         body: str = "model",
         parts: tuple[str, str, str] = ("embed_tokens", "layers", "norm"),
+        head: PredictionHead | None = None,
     ) -> None:
         super().__init__()
         self.outline = outline
@@ -69,20 +74,25 @@ class Decoder(nn.Module):
             named.add_module(name, part)
         self.add_module(body, named)
         self.lm_head = None if tied else Linear(hidden, self.vocab_size, False, dtype)
+        self.mtp = head
+        self._hidden = [prediction.hidden_spec(hidden, dtype)] if head else []
         # Tuples hide the modules from torch, which would otherwise register them again under a second name.
         self._embeddings, self._blocks, self._norm = (embeddings,), tuple(blocks), (norm,)
 
     def state_specs(self) -> list[TensorSpec]:
-        return self.outline.states
+        return self.outline.states + self._hidden
 
     def kv_specs(self) -> list[TensorSpec]:
         return self.outline.pages
 
     def ring_specs(self) -> list[TensorSpec]:
-        return self.outline.rings
+        return self.outline.rings + self._hidden
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        return self.run(self.embed(batch.tokens), self.plan(batch, pools))
+        embedded, plan = self.embed(batch.tokens), self.plan(batch, pools)
+        hidden = self.run(embedded, plan)
+        self.observe(embedded, hidden, plan)
+        return hidden
 
     def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
         """Return what all layers need to know about the batch."""
@@ -111,12 +121,34 @@ class Decoder(nn.Module):
         for part in chain.from_iterable(block.modules() for block in self._blocks):
             if isinstance(part, Mixer):
                 part.replay(step)
+        if self.mtp:
+            prediction.replay(step)
+
+    def observe(self, embedded: Tensor, hidden: Tensor, step: BatchPlan) -> None:
+        """Let the head for further tokens see a step, if there is one. hidden: the result of `run`."""
+        if self.mtp:
+            self.mtp.observe(embedded, hidden, step)
+
+    def predict(self, tokens: Tensor, hidden: Tensor, rows: Decode, pools: Pools) -> Tensor:
+        """Return estimates of the hidden states after some tokens, [rows, hidden], for `logits`.
+
+        tokens: int64 [rows], each drawn or predicted. hidden: [rows, hidden], the hidden states before the tokens.
+        rows: their positions and pages; `slots` are not used.
+        """
+        assert self.mtp is not None
+        step = self.plan(Batch(tokens, rows.positions, None, rows), pools)
+        return self.mtp.predict(self.embed(tokens), hidden, step)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [rows, vocab]."""
         [embeddings], multiplier = self._embeddings, self.outline.multipliers[2]
         logits = self.lm_head(hidden) if self.lm_head is not None else embeddings.logits(hidden)
         return logits.float() if multiplier == 1 else logits.float() * multiplier
+
+
+def predictor_of(model: object) -> Decoder | None:
+    """Return the model if it has a head for multi-token prediction; else None."""
+    return model if isinstance(model, Decoder) and model.mtp else None
 
 
 class MixerBlock(nn.Module):
@@ -135,6 +167,10 @@ class MixerBlock(nn.Module):
         residual, normed = norm(residual, x)
         return residual, mixer(normed, step)
 
+    def observe(self, residual: Tensor, step: BatchPlan) -> None:
+        """Write the keys and values of tokens whose output is not needed. The mixer must be attention."""
+        observe(residual, step, *self._parts)
+
 
 class Block(nn.Module):
     """A block of a norm, a mixer, a norm, and an MLP or mixture of experts.
@@ -152,6 +188,17 @@ class Block(nn.Module):
         residual, normed = mixer_norm(residual, x)
         residual, normed = mlp_norm(residual, mixer(normed, step))
         return residual, mlp(normed, step)
+
+    def observe(self, residual: Tensor, step: BatchPlan) -> None:
+        """Write the keys and values of tokens whose output is not needed. The mixer must be attention."""
+        observe(residual, step, *self._parts[:2])
+
+
+def observe(residual: Tensor, step: BatchPlan, norm: nn.Module, mixer: nn.Module) -> None:
+    """Write the keys and values of tokens whose output is not needed. norm: of the mixer's input."""
+    if not isinstance(mixer, Attention):
+        raise TypeError(f"{type(mixer).__name__} has no keys and values")
+    mixer.write(norm(residual, None)[1], step)
 
 
 def add_parts(module: nn.Module, parts: dict[str, nn.Module]) -> None:

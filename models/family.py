@@ -78,6 +78,11 @@ def rows_of(rows: slice) -> Callable[[Tensor], Tensor]:
     return lambda parameter: parameter[rows]
 
 
+def is_of_head(name: str) -> bool:
+    """Return whether a stored tensor belongs to a head for multi-token prediction (MTP)."""
+    return name.startswith(("mtp.", "model.mtp.", "backbone.mtp."))
+
+
 @dataclass(frozen=True)
 class Family:
     """A family of models: the functions by which the loader builds and fills a model."""
@@ -89,3 +94,4 @@ class Family:
     pieces: Callable[[str, ModelConfig], list[Piece]]
     """Function from (name of a stored tensor, config) to what the tensor fills; [] for a tensor that is not loaded."""
     embedding: str  # name of the embeddings' parameter; one whole tensor fills it, and a tied head has the same values
+    can_have_head: bool = False  # whether files may hold a head for multi-token prediction that `build` can build

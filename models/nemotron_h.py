@@ -3,6 +3,7 @@ MLP, or a mixture of experts.
 """
 
 import re
+from dataclasses import replace
 from operator import itemgetter
 
 import torch
@@ -11,19 +12,22 @@ from torch import Tensor, nn
 from baton.kernels.moe.shared_expert import add_shared
 from baton.models.config import ModelConfig, ModelError
 from baton.models.decoder import RENAMED_KINDS, Decoder, MixerBlock, Outline, checked_kinds, numbered
-from baton.models.family import Family, Piece
+from baton.models.family import Family, Piece, is_of_head
 from baton.models.layers.attention import Attention, AttentionSettings
 from baton.models.layers.experts import Experts, SigmoidRouter, read_sigmoid_rule
 from baton.models.layers.linear import Linear
 from baton.models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from baton.models.layers.mlp import SquaredReluMLP
 from baton.models.layers.norm import RMSNorm
+from baton.models.layers.prediction import SEEN_FROM, PredictionHead
 from baton.models.layers.step import BatchPlan
 
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Letters of hybrid_override_pattern, and the kinds of layers for which they stand."""
 EXPERT = re.compile(r"(.*\.mixer\.experts)\.(\d+)\.(up|down)_proj\.weight")
 STACKS = {"up": "input_linear", "down": "output_linear"}
+HEAD_BLOCK = re.compile(r"mtp\.layers\.(\d+)\.(enorm|hnorm|eh_proj|final_layernorm)\.weight")
+HEAD_PARTS = {"enorm": "embedding_norm", "hnorm": "hidden_norm", "eh_proj": "fc", "final_layernorm": "norm"}
 
 
 class LatentMoE(nn.Module):
@@ -67,7 +71,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         kernel=mamba.kernel,
         states=mamba.state_specs() * kinds.count("mamba"),
         rings=[mamba.ring_spec(dtype)] * kinds.count("mamba"),
-        pages=attention.kv_specs(dtype) * kinds.count("attention"),
+        pages=attention.kv_specs(dtype) * (kinds.count("attention") + config.has_head),
         residual_dtype=torch.float32 if config.flag("residual_in_fp32", default=False) else dtype,
     )
 
@@ -84,8 +88,13 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         bias = config.flag("mlp_bias", default=False)
         return SquaredReluMLP(mamba.hidden, config.integer("intermediate_size"), bias, dtype)
 
-    blocks = [MixerBlock(norm=norm(), mixer=mixer(kind, index)) for kind, index in numbered(kinds)]
-    return Decoder(config, outline, blocks, norm(), dtype, "backbone", ("embeddings", "layers", "norm_f"))
+    blocks, head = [MixerBlock(norm=norm(), mixer=mixer(kind, index)) for kind, index in numbered(kinds)], None
+    if config.has_head:
+        first = Attention(replace(attention, seen_from=SEEN_FROM), kinds.count("attention"), dtype)
+        mixers = [first, *(mixer(kind, 0) for kind in read_head(config)[1:])]
+        of_head = [MixerBlock(norm=norm(), mixer=mixer) for mixer in mixers]
+        head = PredictionHead(mamba.hidden, (norm(), norm(), norm()), of_head, dtype)
+    return Decoder(config, outline, blocks, norm(), dtype, "backbone", ("embeddings", "layers", "norm_f"), head)
 
 
 def read_layers(config: ModelConfig) -> list[str]:
@@ -99,6 +108,17 @@ def read_layers(config: ModelConfig) -> list[str]:
     if lettered not in (None, kinds):
         raise ModelError("config.json: hybrid_override_pattern and layers_block_type name different layers")
     return checked_kinds(kinds, "mamba", "attention", "mlp", "moe")
+
+
+def read_head(config: ModelConfig) -> list[str]:
+    """Return the kind of each block of the head for multi-token prediction: attention, then MLPs or experts."""
+    pattern = config.values.get("mtp_hybrid_override_pattern", "*E")
+    kinds = [PATTERN.get(letter, letter) for letter in pattern] if isinstance(pattern, str) else []
+    if kinds[:1] != ["attention"] or not {"mlp", "moe"}.issuperset(kinds[1:]):
+        raise ModelError(
+            f"config.json: mtp_hybrid_override_pattern {pattern!r} is not supported: it should be one *, then E or -"
+        )
+    return kinds
 
 
 def read_mamba(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:
@@ -119,13 +139,17 @@ def read_mamba(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
-    """Return which parameters the stored tensor `name` fills; [] for the layers for multi-token prediction (mtp)."""
-    if name.startswith(("mtp.", "model.mtp.", "backbone.mtp.")):
-        return []
+    """Return which parameters the stored tensor `name` fills; [] for a head for multi-token prediction not to load."""
+    if is_of_head(name):
+        if not config.has_head:
+            return []
+        name = name[name.index("mtp.") :]
+        if part := HEAD_BLOCK.fullmatch(name):
+            return [Piece(f"mtp.{HEAD_PARTS[part[2]]}.weight")]
     name = "backbone." + name.removeprefix("model.") if name.startswith("model.") else name
     if expert := EXPERT.fullmatch(name):
         return [Piece(f"{expert[1]}.{STACKS[expert[3]]}", place=itemgetter(int(expert[2])))]
     return [Piece(name)]
 
 
-FAMILY = Family(build, pieces, "backbone.embeddings.weight")
+FAMILY = Family(build, pieces, "backbone.embeddings.weight", can_have_head=True)

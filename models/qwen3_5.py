@@ -24,7 +24,7 @@ def settled(config: ModelConfig) -> ModelConfig:
     config.json says otherwise.
     """
     if config.values.get("model_type") in ("qwen3_5", "qwen3_5_text"):
-        return ModelConfig({"num_experts": 0, **config.values})
+        return ModelConfig({"num_experts": 0, **config.values}, config.has_head)
     config.require("norm_topk_prob", True)
     config.require("mlp_only_layers", [])
     config.require("decoder_sparse_step", 1)
@@ -41,4 +41,4 @@ def pieces(name: str, config: ModelConfig) -> list[Piece]:
     return qwen3_next.pieces(name.replace("language_model.", "", 1), config)
 
 
-FAMILY = Family(build, pieces, "model.embed_tokens.weight")
+FAMILY = Family(build, pieces, "model.embed_tokens.weight", can_have_head=True)

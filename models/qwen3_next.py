@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -9,13 +10,14 @@ from torch import Tensor, nn
 from baton.kernels.moe.shared_expert import add_shared
 from baton.models.config import ModelConfig
 from baton.models.decoder import Block, Decoder, Outline, checked_kinds, numbered
-from baton.models.family import Family, Piece, expert_pieces, gated_mlp, rows_of
+from baton.models.family import Family, Piece, expert_pieces, gated_mlp, is_of_head, rows_of
 from baton.models.layers.attention import Attention, AttentionSettings
 from baton.models.layers.delta import DeltaMixer, DeltaSettings
 from baton.models.layers.experts import Experts, SoftmaxRouter
 from baton.models.layers.linear import Linear
 from baton.models.layers.mlp import GatedMLP
 from baton.models.layers.norm import RMSNorm
+from baton.models.layers.prediction import SEEN_FROM, PredictionHead
 from baton.models.layers.rope import read_rotation
 from baton.models.layers.step import BatchPlan
 
@@ -24,6 +26,7 @@ KINDS = ("linear_attention", "full_attention")
 ROTATED = 0.25  # the default share of a head's numbers that is rotated
 EXPERT = re.compile(r"(.*\.experts)\.(\d{1,6})\.(gate|up|down)_proj\.weight")
 STACKS = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}
+HEAD_NORMS = {"pre_fc_norm_embedding": "embedding_norm", "pre_fc_norm_hidden": "hidden_norm"}
 
 
 class SparseMLP(nn.Module):
@@ -53,22 +56,28 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         kernel=delta.kernel,
         states=delta.state_specs() * kinds.count("linear_attention"),
         rings=[delta.ring_spec(dtype)] * kinds.count("linear_attention"),
-        pages=attention.kv_specs(dtype) * kinds.count("full_attention"),
+        pages=attention.kv_specs(dtype) * (kinds.count("full_attention") + config.has_head),
         rotate=read_rotation(config, attention.head_dim, ROTATED).of,
     )
 
     def norm() -> RMSNorm:
         return RMSNorm(delta.hidden, delta.eps, dtype, offset=1.0)
 
-    def block(layer: int, kind: str, index: int) -> Block:
-        is_delta = kind == "linear_attention"
-        mixer = DeltaMixer(delta, index, dtype) if is_delta else Attention(attention, index, dtype)
-        named_mixer = {"linear_attn" if is_delta else "self_attn": mixer}
-        mlp = read_mlp(config, layer, dtype)
-        return Block(input_layernorm=norm(), **named_mixer, post_attention_layernorm=norm(), mlp=mlp)
+    def block(mlp: nn.Module, **mixer: nn.Module) -> Block:
+        return Block(input_layernorm=norm(), **mixer, post_attention_layernorm=norm(), mlp=mlp)
 
-    blocks = [block(layer, kind, index) for layer, (kind, index) in enumerate(numbered(kinds))]
-    return Decoder(config, outline, blocks, norm(), dtype)
+    blocks, head = list[Block](), None
+    for layer, (kind, index) in enumerate(numbered(kinds)):
+        mlp = read_mlp(config, layer, dtype)
+        if kind == "linear_attention":
+            blocks.append(block(mlp, linear_attn=DeltaMixer(delta, index, dtype)))
+        else:
+            blocks.append(block(mlp, self_attn=Attention(attention, index, dtype)))
+    if config.has_head:
+        mixer = Attention(replace(attention, seen_from=SEEN_FROM), kinds.count("full_attention"), dtype)
+        last = [block(read_mlp(config, len(kinds), dtype), self_attn=mixer)]
+        head = PredictionHead(delta.hidden, (norm(), norm(), norm()), last, dtype)
+    return Decoder(config, outline, blocks, norm(), dtype, head=head)
 
 
 def read_layers(config: ModelConfig) -> list[str]:
@@ -114,12 +123,14 @@ def read_mlp(config: ModelConfig, layer: int, dtype: torch.dtype) -> nn.Module:
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
-    """Return which parameters the stored tensor `name` fills; [] for the layers for multi-token prediction (mtp).
+    """Return which parameters the stored tensor `name` fills; [] for a head for multi-token prediction not to load.
 
     Some projections are split into several parameters, and some are joined into one.
     """
-    if name.startswith(("mtp.", "model.mtp.")):
-        return []
+    if is_of_head(name):
+        if not config.has_head:
+            return []
+        name = name.removeprefix("model.")
     path, _, leaf = name.rpartition(".")
     owner, _, layer = path.rpartition(".")
     if layer.startswith("in_proj_"):
@@ -128,6 +139,8 @@ def pieces(name: str, config: ModelConfig) -> list[Piece]:
         )
     if layer == "q_proj":
         return gated_pieces(owner, leaf, read_attention(config))
+    if layer in HEAD_NORMS:
+        return [Piece(f"{owner}.{HEAD_NORMS[layer]}.{leaf}")]
     if ".experts." in name:
         return pieces_of_experts(name)
     return gated_mlp(name) or [Piece(name)]
@@ -186,4 +199,4 @@ def part_of_groups(groups: int, widths: list[int], index: int) -> Callable[[Tens
     return take
 
 
-FAMILY = Family(build, pieces, "model.embed_tokens.weight")
+FAMILY = Family(build, pieces, "model.embed_tokens.weight", can_have_head=True)

@@ -16,7 +16,7 @@ from baton.models.layers.step import BatchPlan
 
 @runtime_checkable
 class PlannedModel(Model, Protocol):
-    """A model whose forward is run(embed(tokens), plan(batch, pools))."""
+    """A model whose forward is run(embed(tokens), plan(batch, pools)), followed by `observe`."""
 
     def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
         """Return what the layers need to know about the batch."""
@@ -28,6 +28,10 @@ class PlannedModel(Model, Protocol):
 
     def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
         """Return hidden states [tokens, hidden] after the final norm; update states and pages in place."""
+        ...
+
+    def observe(self, embedded: Tensor, hidden: Tensor, step: BatchPlan) -> None:
+        """Let a head for further tokens see a step, if there is one. hidden: the result of `run`."""
         ...
 
 
@@ -120,7 +124,9 @@ class RecordingModel:
         embedded, plan = self._model.embed(batch.tokens), self._model.plan(batch, pools)
         only_decodes = plan.decode is not None and plan.decode.drafts is None and not plan.prefill
         step = None if not only_decodes or self.unrecordable else self._step(embedded, plan)
-        return step.replay(embedded, plan) if step else self._model.run(embedded, plan)
+        hidden = step.replay(embedded, plan) if step else self._model.run(embedded, plan)
+        self._model.observe(embedded, hidden, plan)
+        return hidden
 
     def _step(self, embedded: Tensor, plan: BatchPlan) -> DecodeStep | None:
         """Return the recorded step for this number of rows, after recording it if necessary.

@@ -14,8 +14,9 @@ from baton.actors.forward.device import (
     WorkCommit,
     WorkDraft,
     WorkMask,
+    WorkPrediction,
 )
-from baton.actors.grants import Chunk, Failure
+from baton.actors.grants import Chunk, Failure, RowDrafts
 from baton.actors.lease import Lease
 from baton.actors.messages import (
     Admit,
@@ -64,6 +65,7 @@ class LaunchedStep:
     checkpoints: list[Checkpoint]
     drafts: dict[int, list[int]]  # by grant: the drafts that the row feeds
     propose: int  # as in Step
+    predicting: dict[int, int]  # by row index: the grants for which tokens are predicted
 
 
 @dataclass(slots=True)
@@ -175,11 +177,15 @@ class Forward:
         ends = {grant: self.rows[grant].position for grant in [*(c.grant for c in step.chunks), *sampling]}
         for grant, tokens in drafts.items():
             ends[grant] += len(tokens)
-        self._reports.append(LaunchedStep(step.step, sampling, ends, step.checkpoints, drafts, step.propose))
+        predicting = {self.rows[chunk.grant].index: chunk.grant for chunk in step.predict}
+        of_step = step.checkpoints, drafts, step.propose, predicting
+        self._reports.append(LaunchedStep(step.step, sampling, ends, *of_step))
         checkpoints = [WorkCheckpoint(self.rows[c.grant].index, c.position, c.lease.slot) for c in step.checkpoints]
         masks = [WorkMask(self.rows[mask.grant].index, mask.words, mask.ahead) for mask in step.masks]
         fed = [feed for feed in feeds if feed.replays or feed.tokens]
-        self.device.run(Work(step.step, chunks, [row.index for row in decodes], positions, checkpoints, masks, fed))
+        predictions = [WorkPrediction(self.rows[chunk.grant].index, chunk.tokens) for chunk in step.predict]
+        decoding = [row.index for row in decodes]
+        self.device.run(Work(step.step, chunks, decoding, positions, checkpoints, masks, fed, predictions=predictions))
 
     def _advance(self, row: RunningRow, drafts: list[int]) -> WorkDraft:
         """Return the drafts that a row replays and feeds. Its state will have consumed none of the new ones."""
@@ -265,6 +271,8 @@ class Forward:
         for grant in running.drafts:
             if grant in sound and grant in self.rows:
                 self.rows[grant].accepted = len(sound[grant]) - 1
+        predicting = running.predicting.items()
+        predicted = {grant: ran.predicted[row] for row, grant in predicting if grant in sound and row in ran.predicted}
         return Stepped(
             ran.step,
             [grant for grant, drawn in sound.items() for _ in drawn],
@@ -276,6 +284,7 @@ class Forward:
             ran.error or NOT_FINITE * bool(lost) or self._unfilled(running),
             [Chunk(grant, len(tokens)) for grant, tokens in running.drafts.items()],
             running.propose,
+            [RowDrafts(grant, pack(tokens)) for grant, tokens in predicted.items()],
         )
 
     def _unfilled(self, running: LaunchedStep) -> str:

@@ -48,6 +48,13 @@ class WorkCommit(Struct, frozen=True, array_like=True):
     position: int  # the position of the state after that
 
 
+class WorkPrediction(Struct, frozen=True, array_like=True):
+    """How many tokens the model's own head predicts after a step for a row that draws in it."""
+
+    row: int
+    tokens: int  # at most; fewer if the row's pages have no space for them
+
+
 class Work(Struct, frozen=True, array_like=True):
     """The contents of one step. Rows are named by their index on the device.
 
@@ -63,6 +70,7 @@ class Work(Struct, frozen=True, array_like=True):
     masks: list[WorkMask] = []
     drafts: list[WorkDraft] = []  # of rows in `decodes`
     commits: list[WorkCommit] = []  # of rows that are in neither `chunks` nor `decodes`
+    predictions: list[WorkPrediction] = []
 
 
 class DeviceCalls(Protocol):

@@ -16,6 +16,7 @@ from baton.actors.forward.step.drawing import reported_tokens
 from baton.actors.forward.step.packed import PackedStep, pack_step
 from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.pending import LaunchedWork
+from baton.actors.forward.step.predicting import Predictor
 from baton.actors.forward.step.reporting import CopiedLogprobs, to_host
 from baton.actors.forward.step.rows import DeviceRow, RowTable
 from baton.actors.forward.streams import CpuStream, Stream
@@ -37,6 +38,7 @@ class TorchDevice:
     All calls come from one thread. Sampled tokens stay on the device, in the row table, and feed the next step.
 
     host: the store for copies in host memory.
+    predictor: the model, if it has a head that predicts tokens.
     """
 
     def __init__(
@@ -47,8 +49,9 @@ class TorchDevice:
         max_model_len: int,
         host: HostStates | None = None,
         stream: Stream | None = None,
+        predictor: Predictor | None = None,
     ) -> None:
-        self.model, self.pools, self.max_running = model, pools, max_running
+        self.model, self.pools, self.max_running, self._predictor = model, pools, max_running, predictor
         self._host = host if host is not None else HostStates()
         self._stream = stream if stream is not None else CpuStream()
         self._transfers = Transfers(pools, self._host, self._stream)
@@ -123,7 +126,8 @@ class TorchDevice:
             return self._launch(work)
 
     def _launch(self, work: Work) -> LaunchedWork:
-        inbox, decoder = self._inbox, self._decoder if work.decodes and not work.drafts else None
+        decoder = self._decoder if work.decodes and self._decoder and self._decoder.takes(work) else None
+        inbox = self._inbox
         inbox.begin()
         step = pack_step(inbox, work, self._table, self.model.chunk_size, self.pools.page_size, decoder is not None)
         began = self._stream.record()
@@ -134,20 +138,29 @@ class TorchDevice:
             self._table.update(step.page_update)
         if step.commits is not None:
             self.model.replay(step.commits, self.pools)
-        logits, sound, prompts = self._compute(step)
+        hidden = self._hidden(step)
+        logits, sound, prompts = self._compute(step, hidden)
         if decoder:
             logits.append(decoder.logits())
         self._keep_decode_checkpoints(work)
-        drawn, reports = NOTHING_DRAWN, None
+        drawn, reports, last_draws = NOTHING_DRAWN, None, None
         if logits:
-            drawn, reports = self._draw(step, logits[0] if len(logits) == 1 else torch.cat(logits))
-        return LaunchedWork(step, began, self._stream.record(), drawn, sound, reports, prompts)
+            drawn, reports, last_draws = self._draw(step, logits[0] if len(logits) == 1 else torch.cat(logits))
+        predicted = self._predict(step, hidden, last_draws)
+        return LaunchedWork(step, began, self._stream.record(), drawn, sound, reports, prompts, predicted)
 
-    def _compute(self, step: PackedStep) -> tuple[list[Tensor], Tensor | None, list[CopiedLogprobs]]:
-        """Enqueue the model. Return the logits to draw from, if any, and LaunchedWork's `sound` and `prompts`."""
+    def _hidden(self, step: PackedStep) -> Tensor | None:
+        """Enqueue the model. Return the hidden states of the batch, [tokens, size]; None if there is no batch."""
         if step.batch is None:
+            return None
+        return self.model.forward(step.batch.complete(self._table), self.pools)
+
+    def _compute(
+        self, step: PackedStep, hidden: Tensor | None
+    ) -> tuple[list[Tensor], Tensor | None, list[CopiedLogprobs]]:
+        """Enqueue the head. Return the logits to draw from, if any, and LaunchedWork's `sound` and `prompts`."""
+        if hidden is None:
             return [], None, []
-        hidden = self.model.forward(step.batch.complete(self._table), self.pools)
         prompts = [prompt.enqueue(hidden, self.model, self._stream) for prompt in step.prompts]
         if step.at is None:
             return [self.model.logits(hidden)], None, prompts
@@ -158,9 +171,9 @@ class TorchDevice:
             sound = to_host(hidden[step.ends].isfinite().all(-1), self._stream)
         return logits, sound, prompts
 
-    def _draw(self, step: PackedStep, logits: Tensor) -> tuple[Tensor, CopiedLogprobs | None]:
-        """Enqueue the draw. Return LaunchedWork's `drawn` and `reports`."""
-        unadjusted, valid = step.reports.copy_logits(logits), None
+    def _draw(self, step: PackedStep, logits: Tensor) -> tuple[Tensor, CopiedLogprobs | None, Tensor | None]:
+        """Enqueue the draw. Return LaunchedWork's `drawn` and `reports`, and each row's last valid draw with drafts."""
+        unadjusted, valid, last_draws = step.reports.copy_logits(logits), None, None
         step.adjustments.apply(logits, self._counts)
         if step.draws is None:
             assert self._decoder is not None
@@ -170,14 +183,21 @@ class TorchDevice:
             drawn = reported_tokens(sampled)
             if step.verification is None:
                 self._table.last_token.index_copy_(0, step.draws.rows, sampled.tokens)
-            else:
-                last, valid = step.verification.verify(drawn)
-                self._table.last_token.index_copy_(0, step.verification.rows, last.clamp(min=0))
+        if step.verification is not None:
+            last_draws, valid = step.verification.verify(drawn)
+            self._table.last_token.index_copy_(0, step.verification.rows, drawn[last_draws].clamp(min=0))
         if step.adjustments.penalties or step.reports.draws is not None:
             tokens = drawn.clamp(min=0)
             step.adjustments.count(tokens, self._counts, valid)
-            return to_host(drawn, self._stream), step.reports.enqueue(unadjusted, tokens, self._stream)
-        return to_host(drawn, self._stream), None
+            return to_host(drawn, self._stream), step.reports.enqueue(unadjusted, tokens, self._stream), last_draws
+        return to_host(drawn, self._stream), None, last_draws
+
+    def _predict(self, step: PackedStep, hidden: Tensor | None, last_draws: Tensor | None) -> Tensor | None:
+        """Enqueue the step's predictions. Return LaunchedWork's `predicted`."""
+        if not step.predictions or not self._predictor or hidden is None:
+            return None
+        of_step = self._predictor, self.pools, self._table, hidden, last_draws
+        return to_host(step.predictions.predict(*of_step), self._stream)
 
     def _uploaded(self, tokens: NDArray[np.int32]) -> Tensor:
         """Upload tokens. Return them as int64 on the device, valid until the next upload."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkMask
+from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkCommit, WorkDraft, WorkMask
 from baton.actors.forward.step.reporting import LOGITS_ROWS
 from baton.actors.forward.torch_device import TorchDevice
 from baton.actors.requests import Request, Sampling, Stops
@@ -35,7 +35,7 @@ def pages_to_warm(longest: int, page_size: int) -> int:
 def warm_up(device: TorchDevice, longest: int, step_tokens: int | None = None) -> None:
     """Run steps of every kind, so that no later step compiles anything, and the copies of a state.
 
-    - A prompt of `longest` tokens, several prompts at once, and rows that decode, with and without prompts.
+    - A prompt of `longest` tokens, several prompts at once, and rows that decode, with and without prompts and drafts.
     - Steps of prompts in each class of numbers of tokens for which kernels differ, up to `step_tokens` (`longest` if
       None).
     - Each kind of sampling that the steps above have no rows for.
@@ -125,7 +125,16 @@ def _run_rows(device: TorchDevice, longest: int) -> int:
         first = _open(device, row, length, first, *KINDS[row])
     for work in _works(lengths, len(pools.slots) - 2, device.model.vocab_size):
         device.launch(work).collect()
+    if pools.rings:
+        for work in _drafting(len(lengths) - 1, lengths[-1] + bool(lengths[1:])):
+            device.launch(work).collect()
     return len(lengths)
+
+
+def _drafting(row: int, position: int) -> Iterator[Work]:
+    """Yield a step in which a row feeds a draft after its token at `position`, and one that puts it into the state."""
+    yield Work(3, [], [row], [position], [], drafts=[WorkDraft(row, 0, (0,))])
+    yield Work(0, [], [], [], [], commits=[WorkCommit(row, 1, position + 2)])
 
 
 def _works(lengths: list[int], spare_slot: int, vocab_size: int) -> Iterator[Work]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from baton.actors.actor import Send
-from baton.actors.grants import Advance, Proposal, RowMask
+from baton.actors.grants import LIKELY, Advance, Proposal, RowMask
 from baton.actors.lease import Lease
 from baton.actors.messages import (
     Admitted,
@@ -50,8 +50,6 @@ FINISH_REASONS: dict[RetireReason, FinishReason] = {
     "timeout": "abort",
     "failed": "error",
 }
-# Masks after drafts take time, so rows with a grammar get a proposal only if its tokens are at least this likely.
-LIKELY = 0.3
 ABORT_REASONS = ("aborted", "timeout")
 
 
@@ -109,6 +107,7 @@ class ResultProcessor:
         self._outputs: list[Output] = []  # outputs for the next Delta
         self._unmasked: dict[int, RequestHistory] = {}  # rows that need their next mask, by grant
         self._propose = 0  # most tokens to propose for each row, as of the newest Stepped
+        self._predicting: Drafter | None = None  # the drafter that got the newest predictions of the model's head
 
     def receive(self, message: Message) -> None:
         match message:
@@ -198,8 +197,13 @@ class ResultProcessor:
             self._verified(self._grants[fed.grant], fed.tokens) for fed in stepped.drafted if fed.grant not in failed
         ]
         self._propose = stepped.propose
+        for row in stepped.predicted:
+            if (drafter := self._grants[row.grant].drafter) is not None:
+                drafter.predicted(unpack(row.tokens))
+                self._predicting = drafter
         proposals = self._proposals(texts) if stepped.propose else []
-        self.send("scheduler", Settled(stepped.step, finished, sorted(failed), advanced, proposals))
+        chance = self._predicting.chance if self._predicting is not None else 0.0
+        self.send("scheduler", Settled(stepped.step, finished, sorted(failed), advanced, proposals, chance))
         for failure in stepped.failed:
             record = self._grants[failure.grant]
             record.failed_at = record.failed_at or failure.position

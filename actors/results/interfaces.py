@@ -47,10 +47,19 @@ class OutputConstraint(Protocol):
 class Drafter(Protocol):
     """A source of drafts for one request, which is given every token of the request's history."""
 
-    name: str  # the kind of drafter, for metrics
+    name: str  # the kind of drafter that made the newest proposal, for metrics
 
     def push(self, token: int) -> None:
         """Add a token."""
+        ...
+
+    @property
+    def chance(self) -> float:
+        """How likely a token is right that the model's head predicts, for any request, if those before it are."""
+        ...
+
+    def predicted(self, tokens: Sequence[int]) -> None:
+        """Keep tokens that the model's head has predicted, the first of which may come next."""
         ...
 
     def propose(self, most: int) -> tuple[list[int], float]:

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.actors.requests import Request
-from baton.actors.tokens import unpack
+from baton.actors.results.chances import Chance
 
 SHORTEST, LONGEST = 2, 4  # tokens that must be equal before the proposed ones; as many as possible are
 SEARCHED, COMPARED = 2**17, 2**12  # most tokens to search, and most occurrences of the last token to compare
-REMEMBERED = 15 / 16  # weight of the past when a token shows whether its proposal was right
 END = -1  # ends the client's prediction
 
 
@@ -63,20 +61,6 @@ class NgramDrafter:
         return proposed, self._chances[equal].value
 
 
-class Chance:
-    """A moving share of what was right; 1/2 before anything is known."""
-
-    def __init__(self) -> None:
-        self._right = self._all = 0.0
-
-    def add(self, is_right: bool) -> None:
-        self._right, self._all = REMEMBERED * self._right + is_right, REMEMBERED * self._all + 1
-
-    @property
-    def value(self) -> float:
-        return (self._right + 0.5) / (self._all + 1)
-
-
 def latest_repetition(tokens: NDArray[np.int32]) -> tuple[int, int]:
     """Return the index after the latest earlier occurrence of the last tokens, and their number.
 
@@ -91,8 +75,3 @@ def latest_repetition(tokens: NDArray[np.int32]) -> tuple[int, int]:
             break
         ends, equal = longer, equal + 1
     return (int(ends[-1]) + 1, equal) if equal >= SHORTEST else (0, 0)
-
-
-def draft_ngrams(request: Request, history: Sequence[int]) -> NgramDrafter | None:
-    """Return the drafter of a request; None if the request wants no drafts."""
-    return NgramDrafter(history, unpack(request.prediction)) if request.drafts else None

@@ -93,8 +93,8 @@ class MeasuredDevice:
         self._changing = threading.Lock()
         self._computing, self._moving, self._decoding, self._beside = Pace(), Pace(), Pace(), Line()
         self._of_rows: dict[int, Pace] = {}  # steps without prompts and drafts, by their number of rows
-        self._drafting, self._turning = Pace(), Pace()
-        self._drafted = 0.0  # when the step with drafts ended that was the last one, by perf_counter; 0: it had none
+        self._drafting, self._predicting, self._turning = Pace(), Pace(), Pace()
+        self._drafted = 0.0  # when the last step ended, by perf_counter; 0: it had neither drafts nor predictions
         self._reported = Speeds()
 
     def __getattr__(self, name: str) -> Any:
@@ -113,7 +113,7 @@ class MeasuredDevice:
         with self._changing:
             if seconds > 0:
                 self._computed(work, seconds)
-            if any(draft.tokens for draft in work.drafts):
+            if work.predictions or any(draft.tokens for draft in work.drafts):
                 self._drafted = perf_counter()
             self._say()
 
@@ -124,12 +124,13 @@ class MeasuredDevice:
             decodes = sum(self._costs.saved(position, position + 1) for position in work.positions)
             self._computing.add(prompts + decodes, seconds)
         drafts = sum(len(draft.tokens) for draft in work.drafts)
+        predicted = max((prediction.tokens for prediction in work.predictions), default=0)
         if not work.decodes and not tokens:
             pass  # accepted drafts of a row that is gone
-        elif drafts:
-            alone = self._of_rows.get(len(work.decodes))
-            if alone is not None and not tokens:
-                self._drafting.add(drafts, max(seconds - alone.value, 0.0))
+        elif drafts or predicted:
+            if self._of_rows and not tokens:
+                rows = min(self._of_rows, key=lambda measured: abs(measured - len(work.decodes)))
+                self._speculated(drafts, predicted, max(seconds - self._of_rows[rows].value, 0.0))
         elif not tokens and not work.drafts:
             self._decoding.add(1, seconds)
             self._of_rows.setdefault(len(work.decodes), Pace()).add(1, seconds)
@@ -137,6 +138,18 @@ class MeasuredDevice:
             # Until the first mixed step, steps with only prompts are used instead.
             decoding = self._decoding.value if work.decodes else 0.0
             self._beside.add(tokens, max(seconds - decoding, 0.0))
+
+    def _speculated(self, drafts: int, predicted: int, seconds: float) -> None:
+        """Add the extra seconds of a step with drafts, predictions or both.
+
+        If there are both, what predictions alone have been seen to cost is subtracted, and the rest is the drafts'.
+        """
+        if not predicted:
+            self._drafting.add(drafts, seconds)
+        elif not drafts:
+            self._predicting.add(predicted, seconds)
+        elif self._predicting.value:
+            self._drafting.add(drafts, max(seconds - predicted * self._predicting.value, 0.0))
 
     def export(self, key: int, slot: int, pages: list[int], position: int) -> Pending[Transferred]:
         return self._timed(position, self._device.export(key, slot, pages, position))
@@ -158,7 +171,8 @@ class MeasuredDevice:
     def _say(self) -> None:
         paces = self._computing.value, self._moving.value, self._decoding.value
         prompt, mixed = self._beside.parts
-        now = Speeds(*paces, prompt, mixed, self._drafting.value, self._turning.value)
+        speculating = self._drafting.value, self._turning.value, self._predicting.value
+        now = Speeds(*paces, prompt, mixed, *speculating)
         pairs = zip(astuple(now), astuple(self._reported), strict=True)
         if any(new > CHANGED * old or old > CHANGED * new for new, old in pairs):
             self._reported = now

@@ -99,8 +99,8 @@ class Scheduler:
             case Closed(grant):
                 self.state.closing.pop(grant, None)
                 self.state.cancelled.pop(grant, None)
-            case Settled(_, finished, failed, advanced, proposals):
-                self._settled(advanced, proposals)
+            case Settled(_, finished, failed, advanced, proposals, chance):
+                self._settled(advanced, proposals, chance)
                 for grant in finished:
                     self._retire(grant, "finished")
                 for grant in failed:
@@ -387,8 +387,8 @@ class Scheduler:
         pages = [GrantPages(grant, pages) for grant, pages in self._new_pages.items()]
         self._new_pages.clear()
         drafts = [RowDrafts(grant, pack(tokens)) for grant, tokens in step.drafts.items()]
-        self.state.drafting = bool(drafts)
-        of_step = step.chunks, step.sit_out, checkpoints, pages, step.masks, drafts, step.propose
+        self.state.drafting = bool(drafts or step.predict)
+        of_step = step.chunks, step.sit_out, checkpoints, pages, step.masks, drafts, step.propose, step.predict
         self.send("forward", Step(self.state.steps, *of_step))
         rows = self.state.rows
         for chunk in step.chunks:
@@ -396,7 +396,7 @@ class Scheduler:
         for grant in step.decodes:
             self._advance(rows[grant], 1)
 
-    def _settled(self, advanced: list[Advance], proposals: list[Proposal]) -> None:
+    def _settled(self, advanced: list[Advance], proposals: list[Proposal], chance: float) -> None:
         """Advance rows by their accepted drafts, and keep the proposals for the next step."""
         self.state.in_flight -= 1
         self.state.drafting = self.state.drafting and self.state.in_flight > 0
@@ -404,7 +404,7 @@ class Scheduler:
         for advance in advanced:
             if advance.accepted and advance.grant in rows:
                 self._advance(rows[advance.grant], advance.accepted)
-        self.state.propose(proposals)
+        self.state.propose(proposals, chance)
 
     def _checkpoint(self, grant: int, position: int) -> Checkpoint:
         row = self.state.rows[grant]

@@ -14,6 +14,8 @@ LEAST_GAIN = 1.05
 UNKNOWN_COST = 1 / 8
 # In one step of this many, drafts may cost nothing, so that their cost is measured again.
 PROBED = 128
+# In two steps of this many there are no drafts. The second replays none either, so that a plain step is measured again.
+REFRESHED = 512
 
 
 def plan_drafts(state: SchedulerState, step: StepPlan) -> dict[int, list[int]]:
@@ -24,9 +26,10 @@ def plan_drafts(state: SchedulerState, step: StepPlan) -> dict[int, list[int]]:
     """
     room = state.limits.step_tokens - len(step.decodes) - sum(chunk.tokens for chunk in step.chunks)
     usable = {grant: drafts for grant in step.decodes if (drafts := usable_drafts(state, state.rows[grant]))}
-    if not usable:
+    found = costs(state, step)
+    if not usable or found is None or phase(state) in (0, 1):
         return {}
-    rows, (alone, each, turn) = len(step.decodes), costs(state, step)
+    rows, (alone, each, turn) = len(step.decodes), found
     tokens, seconds = float(rows), alone + turn
     chosen: dict[int, int] = {}
     likely = [(-drafts.first, grant) for grant, drafts in usable.items()]  # each row's next draft, by falling chance
@@ -82,12 +85,22 @@ def mask_of(row: ScheduledRow, drafts: int) -> RowMask | None:
     return mask and RowMask(mask.grant, mask.position, mask.words, mask.ahead[:drafts])
 
 
-def costs(state: SchedulerState, step: StepPlan) -> tuple[float, float, float]:
-    """Return the seconds of the step without drafts, of each draft, and of the wait for a step with drafts."""
+def phase(state: SchedulerState) -> int:
+    """Return where the next step stands in REFRESHED steps; 0 and 1 have no drafts."""
+    return (state.steps + REFRESHED // 2) % REFRESHED
+
+
+def costs(state: SchedulerState, step: StepPlan) -> tuple[float, float, float] | None:
+    """Return the seconds of the step without drafts, of each draft, and of the wait for a step with drafts.
+
+    Return None until a step without drafts has been measured: only against such steps can the others be.
+    """
     speeds, prompts = state.speeds, sum(chunk.tokens for chunk in step.chunks)
-    alone = speeds.decode + (speeds.mixed + prompts * speeds.prompt if prompts else 0.0)
-    if not alone or (state.steps + 1) % PROBED == 0:
+    if not speeds.decode:
+        return None
+    if (state.steps + 1) % PROBED == 0:
         return 1.0, 0.0, 0.0
+    alone = speeds.decode + (speeds.mixed + prompts * speeds.prompt if prompts else 0.0)
     return alone, speeds.draft or UNKNOWN_COST * speeds.decode, speeds.turn
 
 
@@ -96,9 +109,12 @@ def most_proposed(state: SchedulerState, step: StepPlan) -> int:
 
     One more than a step feeds: with a step in flight, the first stands for its token.
     """
-    (alone, each, turn), most = costs(state, step), state.limits.drafts
+    found, most = costs(state, step), state.limits.drafts
+    if found is None:
+        return 0
+    alone, each, turn = found
     pays = (1 + most) * alone > LEAST_GAIN * (alone + turn + each * most * len(step.decodes))
-    pays = pays or 2 * alone > LEAST_GAIN * (alone + turn + each * len(step.decodes))
+    pays = pays or bool(step.predict) or 2 * alone > LEAST_GAIN * (alone + turn + each * len(step.decodes))
     # The step whose drafts cost nothing is planned from what is proposed after one of the steps before it.
     is_probed_soon = (state.steps + 1) % PROBED >= PROBED - state.limits.depth
     return most + state.limits.depth - 1 if pays or is_probed_soon else 0

@@ -7,6 +7,7 @@ from baton.actors.grants import Chunk
 from baton.actors.kinds import Kind
 from baton.actors.requests import Request
 from baton.actors.scheduler.drafts import mask_of, most_proposed, plan_drafts
+from baton.actors.scheduler.predictions import BY_HEAD, plan_predictions
 from baton.actors.scheduler.queue import OpenRequest
 from baton.actors.scheduler.state import Limits, Plan, ScheduledRow, SchedulerState, StepPlan
 from baton.actors.scheduler.strategy import max_checkpoint_slots
@@ -45,11 +46,13 @@ def plan(state: SchedulerState) -> Plan:
     if commands.step is not None:
         moves = list(unsteady_moves(state, commands.step))
         plan_checkpoints(commands.step, moves)
-        if state.limits.drafts and commands.step.decodes:
-            commands.step.drafts = plan_drafts(state, commands.step)
-            commands.step.propose = most_proposed(state, commands.step)
         # A row draws a token, and so needs its mask, only if the step brings it to its prompt's end or further.
-        drawing, drafts = [row for row, _, end in moves if end >= row.length], commands.step.drafts
+        drawing = [row for row, _, end in moves if end >= row.length]
+        if state.limits.drafts and (commands.step.decodes or (drawing and state.limits.predictions)):
+            commands.step.drafts = plan_drafts(state, commands.step)
+            commands.step.predict = plan_predictions(state, commands.step)
+            commands.step.propose = most_proposed(state, commands.step)
+        drafts = commands.step.drafts
         masks = [mask_of(row, len(drafts.get(row.grant, ()))) for row in drawing]
         commands.step.masks = [mask for mask in masks if mask is not None]
         after = {row.grant: end for row, _, end in moves}
@@ -252,7 +255,7 @@ def plan_row(limits: Limits, row: ScheduledRow, position: int, commands: Plan) -
     position: where the row stands after this plan's step.
     """
     # No page is needed past `row.last`: the final token is not fed.
-    lead = PAGE_LEAD + (limits.drafts if row.proposal else 0)
+    lead = page_lead(limits, row) + (limits.drafts if row.proposal else 0)
     if row.capacity is not None and not row.extending and row.capacity < min(position + lead, row.last):
         commands.extend.append(row.grant)
     soon = row.ranked(position, horizon(limits, row, position)) if row.targets else []
@@ -274,6 +277,11 @@ def horizon(limits: Limits, row: ScheduledRow, position: int) -> int:
     return position + (2 * limits.step_tokens if position < row.length else SLOT_LEAD + limits.drafts)
 
 
+def page_lead(limits: Limits, row: ScheduledRow) -> int:
+    """Return how many tokens in advance a row requests its next page. Predictions need pages ahead of the row."""
+    return PAGE_LEAD + (limits.predictions if row.record.request.speculation in BY_HEAD else 0)
+
+
 def steady_until(limits: Limits, row: ScheduledRow) -> int:
     """Return the position below which a row is *steady*: it decodes in every step with room, and needs nothing else.
 
@@ -286,7 +294,7 @@ def steady_until(limits: Limits, row: ScheduledRow) -> int:
         return 0
     end = row.last
     if row.capacity is not None and row.capacity < end:
-        end = min(end, row.capacity - PAGE_LEAD + 1)
+        end = min(end, row.capacity - page_lead(limits, row) + 1)
     if row.targets:
         end = min(end, min(row.targets) - SLOT_LEAD - limits.drafts)
     if limits.track_interval:

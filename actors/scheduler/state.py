@@ -25,6 +25,7 @@ class Limits:
     track_interval: int = 0  # checkpoint the output at multiples of this many tokens; 0: never
     depth: int = 2  # most unsettled steps: 2 with overlap, else 1
     drafts: int = 0  # most drafts of a row in a step; 0: no drafts
+    predictions: int = 0  # most tokens that the model's own head predicts for a row after a step; 0: it has none
     strategy: Strategy = Strategy.JUST_IN_TIME
     resident: int = field(init=False)  # checkpoint slots that a row holds all the time, which follow from the strategy
 
@@ -111,7 +112,8 @@ class SchedulerState:
     proposed: list[ScheduledRow] = field(default_factory=list)  # the rows with a proposal
     steps: int = 0  # steps sent
     in_flight: int = 0  # steps sent and not settled
-    drafting: bool = False  # the newest step has drafts and is not settled: where its rows stand is not known
+    drafting: bool = False  # the newest step has drafts or predictions and is not settled: the next one waits for it
+    chance: float = 0.0  # how likely a predicted token is right if those before it are; 0: nothing was predicted yet
     last_step_isolated: bool = False  # the last step was for a suspect row alone
     paused: PauseMode | None = None  # the mode of the pause; None: not paused
 
@@ -123,8 +125,9 @@ class SchedulerState:
         if row.record.order < last.record.order:
             self.rows = {row.grant: row for row in sorted(self.rows.values(), key=lambda row: row.record.order)}
 
-    def propose(self, proposals: Sequence[Proposal]) -> None:
-        """Replace the proposals of all rows by these."""
+    def propose(self, proposals: Sequence[Proposal], chance: float) -> None:
+        """Replace the proposals of all rows by these, and the chance of predictions."""
+        self.chance = chance
         for row in self.proposed:
             row.proposal = None
         self.proposed = [self.rows[proposal.grant] for proposal in proposals if proposal.grant in self.rows]
@@ -154,6 +157,7 @@ class StepPlan:
     masks: list[RowMask] = field(default_factory=list)  # the masks of the rows that draw a token in this step
     drafts: dict[int, list[int]] = field(default_factory=dict)  # by grant: the drafts that rows in `decodes` feed
     propose: int = 0  # most tokens that results is to propose for each row after this step
+    predict: list[Chunk] = field(default_factory=list)  # rows, each with the tokens to predict after this step
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, ValidationError, convert, field
 
-from baton.actors.requests import Keep
+from baton.actors.requests import Keep, Speculation
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 128
@@ -43,7 +43,7 @@ class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    speculation: Literal["auto", "ngram", "off"] = "auto"  # off: no drafts; otherwise those that the server makes
+    speculation: Speculation = "auto"  # off: no drafts; otherwise those of one kind, or all that the server makes
 
 
 class DefaultFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):

@@ -66,7 +66,7 @@ def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingP
         grammar=params.grammar,
         checkpoints=checkpoints(params, len(prompt.tokens)),
         keep=params.keep,
-        drafts=params.speculation != "off",
+        speculation=params.speculation,
         prediction=tokens.pack(params.prediction),
     )
 

@@ -18,6 +18,7 @@ The bound keeps the ledger of slots small if a model's states are tiny.
 
 
 DRAFTS = 8  # maximum drafts of a request in a step
+PREDICTIONS = 4  # maximum tokens that a model's head predicts for a request after a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +28,36 @@ class BatchLimits:
     max_running: int  # maximum requests that run at once, if there are slots for them
     step_tokens: int  # maximum tokens of a step
     drafts: int  # maximum drafts of a request in a step
+    predictions: int  # maximum tokens that the model's head predicts for a request after a step
     cached_states: int  # slots for cached states beyond those of requests, at most
 
 
-def batch_limits(config: Config, is_gpu: bool, free: int) -> BatchLimits:
+def batch_limits(config: Config, is_gpu: bool, free: int, has_head: bool = False) -> BatchLimits:
     """Return the options' limits; an option that is not set gets the default of the device.
 
     Raises ValueError for an option that this device cannot follow.
 
     free: bytes that are free on the device after the weights
+    has_head: whether the model has a head for multi-token prediction
     """
     default_rows, default_tokens = (GPU_ROWS, gpu_step_tokens(free)) if is_gpu else (CPU_ROWS, CPU_STEP_TOKENS)
     rows = config.max_running if config.max_running is not None else default_rows
     tokens = config.step_tokens if config.step_tokens is not None else default_tokens
-    if is_gpu and config.speculation == "ngram":
-        raise ValueError("--speculation ngram: drafts are verified on a CPU only, so far; auto makes none on a GPU")
-    drafts = 0 if config.speculation == "off" or is_gpu else DRAFTS
-    return BatchLimits(rows, tokens, drafts, MOST_GPU_STATES if is_gpu else CPU_STATES_A_ROW * rows)
+    makes_drafts = config.speculation == "ngram" if is_gpu else config.speculation != "off"
+    drafts = DRAFTS if makes_drafts else 0
+    predictions = PREDICTIONS if drafts and has_head else 0
+    return BatchLimits(rows, tokens, drafts, predictions, MOST_GPU_STATES if is_gpu else CPU_STATES_A_ROW * rows)
+
+
+def wants_head(config: Config, is_gpu: bool) -> bool:
+    """Return whether to load the model's head for multi-token prediction.
+
+    It is not loaded unless the options ask for it, because it takes time in each step, also where nothing is predicted.
+    Raises ValueError if they do on a GPU.
+    """
+    if is_gpu and config.speculation == "mtp":
+        raise ValueError("--speculation mtp: the head predicts on a CPU only, so far; a GPU verifies drafts of ngram")
+    return config.speculation == "mtp"
 
 
 def gpu_step_tokens(free: int) -> int:

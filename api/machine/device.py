@@ -4,6 +4,7 @@ import structlog
 import torch
 
 from baton.actors.forward.cuda_stream import CudaStream
+from baton.actors.forward.step.predicting import Predictor
 from baton.actors.forward.streams import CpuStream, Stream
 from baton.actors.forward.torch_device import TorchDevice
 from baton.actors.forward.warming import pages_to_warm, warm_up
@@ -79,10 +80,11 @@ def allocate_pools(
 ) -> Pools:
     """Allocate the pools of states and pages, and the rings of drafts.
 
-    Where steps are captured, the pools get one more slot and page outside the ledger, which rows of padding use.
+    Where steps are captured, the pools get one more slot, page and ring outside the ledger, which padding uses.
     """
     padding = int(stream.can_capture)
-    pools = allocate(model, slots + padding, pages + padding * bool(pages), page_size, device, rows, drafts)
+    numbers = slots + padding, pages + padding * bool(pages), page_size
+    pools = allocate(model, *numbers, device, rows + padding * bool(drafts), drafts)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return pools
@@ -94,13 +96,20 @@ def ring_bytes(model: Model, rows: int, drafts: int) -> int:
 
 
 def make_device(
-    model: Model, pools: Pools, max_running: int, max_model_len: int, host: HostStates, stream: Stream, longest: int
+    model: Model,
+    pools: Pools,
+    max_running: int,
+    max_model_len: int,
+    host: HostStates,
+    stream: Stream,
+    longest: int,
+    predictor: Predictor | None = None,
 ) -> TorchDevice:
     """Make the device, warmed up: all kernels are compiled and all graphs captured, so that no request waits for that.
 
-    longest: maximum prompt tokens in a step.
+    longest: maximum prompt tokens in a step. predictor: see TorchDevice.
     """
-    device = TorchDevice(model, pools, max_running, max_model_len, host, stream)
+    device = TorchDevice(model, pools, max_running, max_model_len, host, stream, predictor)
     if stream.can_capture:
         device.capture()
         warm_up(device, min(longest, max_model_len - 2), longest)
@@ -127,15 +136,15 @@ def pool_memory(
     before = free_memory(device)
     step_tokens, longest = longest, min(longest, max_model_len - 2)
     pages = pages_to_warm(longest, page_size) if model.kv_specs() else 0
-    pools = allocate_pools(model, SLOTS_TO_WARM, pages, page_size, device, stream)
+    pools = allocate_pools(model, SLOTS_TO_WARM, pages, page_size, device, stream, max_running, drafts)
     trial = TorchDevice(model, pools, max_running, max_model_len, host, stream)
     trial.capture(only_largest=True)
     warm_up(trial, longest, step_tokens)
-    steps_bytes = before - free_memory(device) - pools.nbytes
+    steps_bytes = before - free_memory(device) - pools.nbytes  # the rings too
     del trial, pools
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    return gpu_share(free_memory(device) - steps_bytes - ring_bytes(model, max_running, drafts))
+    return gpu_share(free_memory(device) - steps_bytes)
 
 
 def gpu_share(free: int) -> int:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from baton.kernels.activations import sigmoid_gate
-from baton.kernels.attention.paged import paged_attention
+from baton.kernels.attention.paged import paged_attention, write_pages
+from baton.kernels.attention.rotary import rotate
 from baton.kernels.attention.rotate_and_write import rotate_and_write
 from baton.models.batch import TensorSpec
 from baton.models.config import ModelConfig, ModelError
@@ -27,6 +28,7 @@ class AttentionSettings:
     bias: bool  # whether all projections have a bias
     norm_eps: float | None = None  # epsilon of the norms of each head's query and key; None: no norms
     gated: bool = False  # whether the output is multiplied by the sigmoid of a further projection
+    seen_from: int = 0  # the first position that tokens attend to
 
     @classmethod
     def from_config(
@@ -96,19 +98,35 @@ class Attention(nn.Module):
         s, pages = self.settings, step.pages
         if pages is None:
             raise ValueError("an attention layer needs page tensors in the pools")
-        key_pages, value_pages = step.pools.pages[2 * self.index : 2 * self.index + 2]
+        key_pages, value_pages = self._pages(step)
         query = self._heads(self.q_proj(hidden), self.q_norm)
-        keys = self._heads(self.k_proj(hidden), self.k_norm)
-        values = self._heads(self.v_proj(hidden), None)
+        keys, values = self._keys_and_values(hidden)
         cos, sin = (step.rotation.cos, step.rotation.sin) if step.rotation else (None, None)
         query = rotate_and_write(query, keys, values, cos, sin, key_pages, value_pages, pages.places)
         layout = (pages.table, pages.offsets, pages.starts)
-        attended = paged_attention(query, key_pages, value_pages, *layout, s.scale, pages.prompts, pages.longest)
+        sizes = pages.prompts, pages.longest, s.seen_from
+        attended = paged_attention(query, key_pages, value_pages, *layout, s.scale, *sizes)
         output = attended.flatten(1)
         if self.gate_proj:
             output = sigmoid_gate(output, self.gate_proj(hidden))
         projected: Tensor = self.o_proj(output)
         return projected
+
+    def write(self, hidden: Tensor, step: BatchPlan) -> None:
+        """Write the keys and values of tokens whose output is not needed. hidden: [tokens, hidden]."""
+        if step.pages is None:
+            raise ValueError("an attention layer needs page tensors in the pools")
+        keys, values = self._keys_and_values(hidden)
+        if step.rotation:
+            keys = rotate(keys, step.rotation.cos, step.rotation.sin)
+        write_pages(keys, values, *self._pages(step), step.pages.places)
+
+    def _pages(self, step: BatchPlan) -> tuple[Tensor, Tensor]:
+        keys, values = step.pools.pages[2 * self.index : 2 * self.index + 2]
+        return keys, values
+
+    def _keys_and_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return self._heads(self.k_proj(hidden), self.k_norm), self._heads(self.v_proj(hidden), None)
 
     def _heads(self, projected: Tensor, norm: RMSNorm | None) -> Tensor:
         """Split [tokens, heads · head_dim] into [tokens, heads, head_dim], and norm each head."""

@@ -47,7 +47,7 @@ class BatchPlan:
 
     @property
     def padding(self) -> Tensor | None:
-        """The mask of padding rows, bool [rows], in a step that only decodes; None if no row is padding."""
+        """The mask of padding tokens, bool [tokens], in a step that only decodes; None if no token is padding."""
         return self.decode.padding if self.decode and not self.prefill else None
 
     def mix(self, index: int, kernels: MixKernels, constants: object, *inputs: Tensor) -> Tensor:

@@ -13,8 +13,11 @@ from baton.models.batch import Model
 from baton.models.config import ModelConfig, ModelError, read_config
 from baton.models.family import Family, Piece
 from baton.models.hash import HashModel
+from baton.models.loading import heads
 from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.filling import PACKED, Progress, assign, fill
+from baton.models.loading.quantization import pair_scales, read_quantization
+from baton.models.loading.shards import find_shards, read_headers
 
 FAMILIES: dict[str, Family] = {
     "mamba2": mamba2.FAMILY,
@@ -45,6 +48,7 @@ def load_model(
     before_packing: Callable[[], None] = lambda: None,
     state_dtype: torch.dtype = torch.float32,
     bits: int | None = None,
+    on_headless: Callable[[str], None] | None = None,
 ) -> Model:
     """Load the model in the folder `path`: its config.json and its weights.
 
@@ -56,12 +60,20 @@ def load_model(
     state_dtype: the dtype in which recurrent states are stored, float32 or bfloat16.
     bits: 8 or 4 quantizes each projection's weight to integers when it is read, so that loading needs no more memory
         than the result and one tensor; None does not quantize.
+    on_headless: if given, the head for multi-token prediction is loaded too; called with the reason if it cannot be.
     Raises ModelError if `path` is not a folder, if a family, quantization or setting is not supported, and if tensors
     are missing, surplus, misshapen or not finite.
     """
     check_folder(path)
     config = read_config(path)
     family = find_family(config)
+    if on_headless is not None:
+        try:
+            headers = read_headers(find_shards(path)) if family.can_have_head else []
+            stored, scaled = pair_scales(headers, read_quantization(path, config))
+            config = heads.with_head(stored, config, family, scaled)
+        except ModelError as error:
+            on_headless(str(error))
     model = build_model(family, config, dtype or checkpoint_dtype(path, config), state_dtype)
     on_built(model)
     if bits is not None:
@@ -84,12 +96,14 @@ def random_model(
     seed: int,
     state_dtype: torch.dtype = torch.float32,
     bits: int | None = None,
+    with_head: bool = False,
 ) -> Model:
     """Build a model with random weights from the values of a config.json, for tests and benchmarks.
 
-    state_dtype, bits: see load_model.
+    state_dtype, bits: see load_model. with_head: build a head for multi-token prediction too.
     """
-    model = build_model(find_family(ModelConfig(config)), ModelConfig(config), dtype, state_dtype)
+    values = ModelConfig(config, with_head)
+    model = build_model(find_family(values), values, dtype, state_dtype)
     if isinstance(model, nn.Module):
         generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
         for name, parameter in list(model.named_parameters()):

@@ -2,21 +2,25 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from baton.actors.cache.radix import path_to_root
 from baton.actors.requests import Request, Sampling
+from baton.actors.results.drafters import Drafters, draft
 from baton.actors.results.interfaces import Drafter
-from baton.actors.scheduler import drafts as planning
+from baton.actors.scheduler import drafts as planning, predictions
 from baton.actors.scheduler.strategy import Strategy
 from baton.actors.tokens import unpack
 from baton.models.batch import Model
-from baton.models.loading.checkpoint import random_model
+from baton.models.loading.checkpoint import load_model, random_model
 from tests.actors.ring import Answer, running
 from tests.actors.test_ring import FAMILIES, MODELS, VOCABULARY, prompts
 from tests.kernels.installed import installed, runnable
+from tests.models.predictable import write_predictable
 
 SAMPLINGS = (
     Sampling(temperature=0.0),
@@ -26,7 +30,7 @@ SAMPLINGS = (
 
 
 class Foretelling:
-    """A Drafter that knows an earlier answer to the same prompt, and errs at every `wrong`-th token."""
+    """A Proposer that knows an earlier answer to the same prompt, and errs at every `wrong`-th token."""
 
     name = "foretelling"
 
@@ -47,7 +51,8 @@ def foretold(answers: list[Answer], wrong: int) -> Callable[[Request, Sequence[i
 
     def draft(request: Request, history: Sequence[int]) -> Drafter:
         prompt = request.tokens[: 4 * request.prompt_len]
-        return Foretelling(known[prompt, request.sampling.seed], history, request.prompt_len, wrong)
+        own = Foretelling(known[prompt, request.sampling.seed], history, request.prompt_len, wrong)
+        return Drafters([own], None)
 
     return draft
 
@@ -77,17 +82,24 @@ async def ask_all(model: Model, count: int = 6, output: int = 24, **options: obj
             path = b"".join(step.tokens for step in reversed(list(path_to_root(node))))
             assert node.state is not None
             states[path] = [tensor[node.state.slot].clone() for tensor in ring.pools.state]
-        return answers, ring.relay.unit.results.counters["drafts_accepted:foretelling"], states
+        counters = ring.relay.unit.results.counters
+        accepted = sum(count for name, count in counters.items() if name.startswith("drafts_accepted:"))
+        return answers, accepted, states
 
 
 def compare(family: str, wrong: int, drafts: int, **options: object) -> None:
     """Compare requests with and without drafts: tokens, log probabilities, and the bits of states on equal paths."""
 
     model = random_model(FAMILIES[family], torch.float32, torch.device("cpu"), seed=1)
+    compare_with(model, lambda plain: {"draft": foretold(plain, wrong), "drafts": drafts}, **options)
+
+
+def compare_with(model: Model, speculating: Callable[[list[Answer]], dict[str, Any]], **options: object) -> None:
+    """Compare requests with and without drafts. speculating: the ring's options for drafts, given right answers."""
 
     async def scenario() -> None:
         plain, none, states = await ask_all(model, **options)
-        drafted, accepted, found = await ask_all(model, draft=foretold(plain, wrong), drafts=drafts, **options)
+        drafted, accepted, found = await ask_all(model, **speculating(plain), **options)
         assert none == 0 and accepted > 30
         for answer, other in zip(plain, drafted, strict=True):
             assert (answer.tokens, answer.end) == (other.tokens, other.end)
@@ -105,12 +117,20 @@ def compare(family: str, wrong: int, drafts: int, **options: object) -> None:
 def drafts_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let steps feed all drafts that are proposed: for models as small as these, drafts would not pay."""
     monkeypatch.setattr(planning, "costs", lambda state, step: (1.0, 0.0, 0.0))
+    monkeypatch.setattr(predictions, "best_number", lambda state, rows, all_rows: state.limits.predictions)
 
 
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("wrong", [3, 1000])
 def test_tokens_log_probabilities_and_states_are_those_without_drafts(family: str, wrong: int) -> None:
     compare(family, wrong, 4)
+
+
+@pytest.mark.parametrize(("number", "depth"), [(1, 1), (3, 2)])
+def test_so_they_are_with_what_a_head_predicts(tmp_path: Path, number: int, depth: int) -> None:
+    folder = write_predictable(tmp_path, VOCABULARY)
+    model = load_model(folder, None, torch.device("cpu"), on_headless=print)
+    compare_with(model, lambda plain: {"draft": draft("mtp"), "drafts": 4, "predictions": number}, depth=depth)
 
 
 @pytest.mark.soak

@@ -13,6 +13,7 @@ from baton.api.machine import host_arena
 from baton.api.machine.gpu import broken_triton
 from baton.api.machine.host_arena import ArenaStart
 from baton.models.batch import Pools
+from tests.actors.forward import test_late_drafts
 from tests.actors.forward.story import PAGE, ROWS, Story, model_of, on_the_cpu, pools_of, same
 from tests.models.oracle import CHECKPOINTS
 
@@ -38,6 +39,24 @@ def test_steps_are_right(family: str) -> None:
     for slot in (7, 8, 9, 10):
         for tensor, other in zip(pools.state, exact.state, strict=True):
             torch.testing.assert_close(tensor[slot].cpu(), other[slot], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", CHECKPOINTS)
+def test_captured_steps_verify_drafts(family: str) -> None:
+    plain = TorchDevice(model_of(family), test_late_drafts.pools_of(family, torch.device("cpu")), ROWS, 90)
+    expected = test_late_drafts.Decoding(plain, None).run()
+    model: Any = model_of(family)
+    model.to(CUDA)
+    pools = test_late_drafts.pools_of(family, CUDA)
+    torch.cuda.synchronize()
+    device = TorchDevice(model, pools, ROWS, 90, stream=CudaStream(CUDA))
+    device.capture()
+    for seed in range(3):
+        assert test_late_drafts.Decoding(device, expected, seed).run() == expected
+    torch.cuda.synchronize()
+    for row in range(ROWS):
+        for tensor, other in zip(pools.state, plain.pools.state, strict=True):
+            torch.testing.assert_close(tensor[row].cpu(), other[row], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["mamba2", "nemotron_h", "granitemoehybrid-rope"])

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
@@ -30,7 +30,7 @@ class Rows:
         for row in range(ROWS):
             prompt = Prefill([0, PROMPT], [0], [row], [], self.table[row : row + 1])
             tokens, positions = self._on_device(self.sequences[row, :PROMPT].tolist(), list(range(PROMPT)))
-            self.model.forward(Batch(tokens, positions, prompt, None), self.pools)
+            self._run(Batch(tokens, positions, prompt, None))
 
     def step(self, rows: list[int], positions: list[int], tokens: list[list[int]], replays: list[int]) -> Tensor:
         """Feed tokens to rows, the first of them at the row's position. Return the hidden states."""
@@ -38,22 +38,21 @@ class Rows:
         places = [start + i for start, count in zip(positions, counts, strict=True) for i in range(count)]
         drafts = self._drafts(replays, counts, rows) if any(replays) or set(counts) != {1} else None
         fed, at, slots, starts = self._on_device([*chain(*tokens)], places, rows, positions)
-        return self.model.forward(
-            Batch(fed, at, None, Decode(slots, starts, self.table[slots], drafts=drafts)), self.pools
-        )
+        return self._run(Batch(fed, at, None, Decode(slots, starts, self.table[slots], drafts=drafts)))
 
     def replay(self, row: int, position: int, count: int) -> None:
         """Put `count` accepted drafts into the row's state; position: of the next token to feed."""
         slots, at = self._on_device([row], [position])
         self.model.replay(Decode(slots, at, self.table[slots], drafts=self._drafts([count], [0], [row])), self.pools)
 
+    def _run(self, batch: Batch) -> Tensor:
+        return self.model.forward(batch, self.pools)
+
     def _on_device(self, *numbers: list[int]) -> list[Tensor]:
         return [torch.tensor(each, dtype=torch.int64, device=self.device) for each in numbers]
 
     def _drafts(self, replays: list[int], fed: list[int], rings: list[int]) -> Drafts:
-        drafts = Drafts.of(replays, fed, rings)
-        moved = (each.to(self.device) for each in (drafts.begins, drafts.offsets, drafts.rings))
-        return replace(drafts, **dict(zip(("begins", "offsets", "rings"), moved, strict=True)))
+        return Drafts.of(replays, fed, rings, self.device)
 
 
 def assert_equal(found: Tensor, expected: Tensor) -> None:

@@ -27,6 +27,13 @@ def test_drafts_change_no_bit(name: str, dtype: torch.dtype) -> None:
     assert_drafts_change_nothing(random_model(settings_of(name), dtype, CPU, seed=0))
 
 
+@everywhere
+@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "nemotron_h-moe"])
+def test_nor_do_they_in_what_a_head_for_predictions_keeps(name: str, dtype: torch.dtype) -> None:
+    assert_drafts_change_nothing(random_model(settings_of(name), dtype, CPU, seed=2, with_head=True), 2)
+
+
 @pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("name", ["mamba2", "nemotron_h", "qwen3_next", "kimi_linear"])
 def test_states_in_bfloat16_are_rounded_alike(name: str) -> None:

@@ -15,7 +15,7 @@ from baton.actors.tokens import WIDTH, unpack
 from baton.models.hash_definition import next_state
 from tests.simulation.checks_of_worth import check_worth
 from tests.simulation.client import Exchange, Letters
-from tests.simulation.hash_device import right_logprobs
+from tests.simulation.hash_oracle import right_logprobs
 from tests.simulation.scenario import Scenario
 
 if TYPE_CHECKING:

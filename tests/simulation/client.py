@@ -28,7 +28,7 @@ from baton.actors.messages import (
 from baton.actors.requests import Output, PauseMode, PeerHint, Request, Sampling, Stops, TokenLogprob, resubmission
 from baton.actors.tokens import pack, unpack
 from baton.models.text.detokenizer import Detokenizer
-from tests.simulation.hash_device import ANY, oracle
+from tests.simulation.hash_oracle import ANY, oracle
 from tests.simulation.scenario import Ask, Leave, Scenario
 from tests.simulation.sessions import Session, Sessions
 from tests.simulation.talks import Turn

@@ -59,6 +59,7 @@ from tests.simulation.scenario import (
     Scenario,
     draw,
 )
+from tests.simulation.toy_predictor import ToyPredictor
 from tests.simulation.trace import line
 from tests.simulation.unit import Unit
 
@@ -98,6 +99,7 @@ class Simulation:
         self.device = HashDevice(
             scenario.slots, scenario.pages, page_size, self._from_device, self._duration, fault, copies
         )
+        self.device.predict = ToyPredictor(scenario.schedule, scenario.predictor, scenario.pages > 0).predict
         self.device.calls.bad_calls = {(bad.how, bad.at) for bad in scenario.faults if isinstance(bad, BadCall)}
         self.disk = SimulatedDisk(
             self.device, scenario.tiers.file_bytes, self._from_disk, self._disk_duration, scenario.file_byte

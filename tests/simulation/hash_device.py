@@ -12,15 +12,14 @@ from baton.actors.forward.contained import ContainedDevice
 from baton.actors.forward.device import Work, WorkDraft
 from baton.actors.forward.launching import Pending
 from baton.actors.messages import Ran, Transferred
-from baton.actors.requests import Request, RowLogprobs, Sampling, TokenLogprob
+from baton.actors.requests import Request, RowLogprobs, TokenLogprob
 from baton.actors.tokens import pack, unpack
-from baton.models.hash_definition import FOLD_PERIOD, MODULUS, add_entry, next_state, output_hash
+from baton.models.hash_definition import FOLD_PERIOD, MODULUS, next_state
 from tests.simulation.copy_stream import CopyStream, EnqueuedCopy
 from tests.simulation.execution import Execution, InjectedFault
+from tests.simulation.hash_oracle import ANY, draw_token
 from tests.simulation.toy_grammar import unpack_mask
 
-VOCABULARY = 61
-ANY = range(VOCABULARY)
 GARBAGE = -1
 SCRIBBLE, CALL, STEP = range(3)
 WEIGHTS = [position % FOLD_PERIOD + 1 for position in range(4 * FOLD_PERIOD)]
@@ -28,32 +27,6 @@ WEIGHTS = [position % FOLD_PERIOD + 1 for position in range(4 * FOLD_PERIOD)]
 
 class DeviceError(AssertionError):
     """A use of the device that no correct ring would make."""
-
-
-def draw_token(state: int, fold: int, sampling: Sampling, position: int, allowed: Sequence[int] = ANY) -> int:
-    """Return the token drawn at an absolute position; the greedy token if the temperature is 0."""
-    noise = 0 if sampling.temperature == 0 else (sampling.seed + 1) * 40503 * (position + 1)
-    return allowed[(output_hash(state, fold) + noise) % MODULUS % len(allowed)]
-
-
-def oracle(
-    tokens: Sequence[int],
-    count: int,
-    sampling: Sampling,
-    paged: bool,
-    allowed: Callable[[list[int]], Sequence[int]] = lambda output: ANY,
-) -> list[int]:
-    """Return the right continuation of `tokens`: `count` tokens, or fewer where no token is allowed any more."""
-    state, fold, output = 0, 0, []
-    for position in range(len(tokens) + count - 1):
-        if not allowed(output):
-            break
-        token = tokens[position] if position < len(tokens) else output[-1]
-        state = next_state(state, token, position)
-        fold = add_entry(fold, state, position) if paged else 0
-        if position + 1 >= len(tokens):
-            output.append(draw_token(state, fold, sampling, position + 1, allowed(output)))
-    return output
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +96,7 @@ class HashDevice:
         self._fault = fault
         self._deliver = deliver
         self._has_run = False
+        self.predict: Callable[[Row, int], list[int]] = lambda row, count: []  # tokens that a head predicts for a row
         self.calls = Execution(self)
         self._contained = ContainedDevice(self.calls, lambda error: isinstance(error, InjectedFault))
         # Slot and pages of each row, as of the last enqueued call.
@@ -382,7 +356,25 @@ class HashDevice:
                 logprobs += [RowLogprobs(row.grant, stop + number, [item]) for number, item in enumerate(items)]
         if masks:
             raise DeviceError(f"masks of rows that draw nothing: {work}")
-        return Ran(work.step, pack(tokens), logprobs, prompt_logprobs)
+        predicted = self._predictions(work, {row.grant: stop for row, stop in _sampling(work, moved)})
+        return Ran(work.step, pack(tokens), logprobs, prompt_logprobs, predicted=predicted)
+
+    def _predictions(self, work: Work, sampling: dict[int, int]) -> dict[int, list[int]]:
+        """Predict tokens for rows that have just drawn. sampling: each row's first draw, by grant.
+
+        Each predicted token takes the place of an entry, as its keys and values would in the pages of the head.
+        """
+        drafts, predicted = {draft.row: len(draft.tokens) for draft in work.drafts}, {}
+        for prediction in work.predictions:
+            row = self.rows[prediction.row]
+            if row.grant not in sampling:
+                raise DeviceError(f"tokens are predicted for {row.request.id}, which draws none")
+            first = sampling[row.grant] + drafts.get(prediction.row, 0)
+            places = row.places[first : first + prediction.tokens]
+            if any(self.guarded_entries[place] for place in places):
+                raise DeviceError(f"predictions for {row.request.id} are written where the tree names a page")
+            predicted[prediction.row] = self.predict(row, len(places))
+        return predicted
 
     def _decoding(self, work: Work) -> list[Row]:
         return [self.rows[row] for row in work.decodes]
@@ -490,13 +482,3 @@ def _prompt_logprobs(row: Row, begin: int, start: int, passed: list[int]) -> Ite
     if first < last:
         items = [TokenLogprob(row.tokens[at], float(passed[at - 1 - start]), []) for at in range(first, last)]
         yield RowLogprobs(row.grant, first, items)
-
-
-def right_logprobs(tokens: Sequence[int], begin: int) -> list[TokenLogprob]:
-    """Return the right log probabilities of tokens[begin:]."""
-    logprobs, state = [], 0
-    for position, token in enumerate(tokens):
-        if position >= begin:
-            logprobs.append(TokenLogprob(token, float(state) if position else None, []))
-        state = next_state(state, token, position)
-    return logprobs

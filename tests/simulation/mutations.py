@@ -66,6 +66,7 @@ def scenario_for(name: str, seed: int) -> Scenario:
         has_grammars=module in (mutations_of_grammars.__name__, mutations_of_drafts.__name__),
         may_hint=module == mutations_of_hints.__name__,
         may_draft=module == mutations_of_drafts.__name__,
+        may_predict=False,
     )
     return replace(scenario, copy_time=12.0) if of_copies and scenario.copy_time is None else scenario
 

@@ -14,10 +14,10 @@ from baton.actors.control import Speeds
 from baton.actors.requests import Keep, PauseMode
 from baton.actors.scheduler.plan import Limits
 from baton.actors.scheduler.strategy import Strategy
-from tests.simulation.hash_device import VOCABULARY
+from tests.simulation.hash_oracle import VOCABULARY
 from tests.simulation.talks import Talk, draw_talks, draw_tiers
 from tests.simulation.toy_grammar import ToyGrammar
-from tests.simulation.wishes import with_drafts, with_grammars, with_hints
+from tests.simulation.wishes import with_drafts, with_grammars, with_hints, with_predictions
 
 UNIT: tuple[Address, ...] = ("cache", "scheduler", "forward", "results")
 Call: TypeAlias = Literal["clear", "copy", "copy_page", "fill", "open_row", "extend_row", "export"]
@@ -183,6 +183,7 @@ class Scenario:
     speeds: Speeds = UNKNOWN  # the speeds that the device reports
     file_byte: float = 0.0  # seconds that the disk reports for reading one byte
     drafter: float = 0.0  # how likely each token is right that results proposes, where rows feed drafts
+    predictor: float = 0.0  # how likely each token is right that the device predicts
     copy_time: float | None = None
     """The mean duration of a copy on the copy stream; None: copies are made on the stream of the steps."""
 
@@ -216,6 +217,7 @@ def draw(
     has_grammars: bool = True,
     may_hint: bool = True,
     may_draft: bool = True,
+    may_predict: bool = True,
 ) -> Scenario:
     """Draw a seed's scenario.
 
@@ -230,6 +232,7 @@ def draw(
     has_grammars: requests may have grammars
     may_hint: clients may give hints about states
     may_draft: rows may feed drafts
+    may_predict: with drafts, the device may predict tokens
     """
     rng = random.Random(seed)
     page_size = rng.choice([1, 2, 3, 4, 7])
@@ -287,7 +290,9 @@ def draw(
     scenario = _with_copy_stream(random.Random(f"copy stream of {seed}"), scenario) if copies_aside else scenario
     scenario = with_grammars(random.Random(f"grammars of {seed}"), scenario) if has_grammars else scenario
     scenario = with_hints(random.Random(f"hints of {seed}"), scenario) if may_hint else scenario
-    return with_drafts(random.Random(f"drafts of {seed}"), scenario) if may_draft else scenario
+    scenario = with_drafts(random.Random(f"drafts of {seed}"), scenario) if may_draft else scenario
+    may_predict = may_predict and scenario.limits.drafts > 0
+    return with_predictions(random.Random(f"predictions of {seed}"), scenario) if may_predict else scenario
 
 
 def _with_copy_stream(rng: random.Random, scenario: Scenario) -> Scenario:

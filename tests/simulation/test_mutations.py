@@ -147,7 +147,7 @@ FOUND_BY = {
     "accepted_drafts_replayed_again": 0,
     "commit_of_drafts_after_the_stop": 0,
     "commit_left_out": 0,
-    "failed_commit_believed": 211,
+    "failed_commit_believed": 432,
     "slot_cleared_again_by_a_step_with_drafts": 0,
     "drafts_beyond_the_pages": 13,
     "drafts_beyond_a_checkpoint": 0,

@@ -11,7 +11,8 @@ from baton.actors.tokens import pack, unpack
 from baton.models.hash_definition import expected_output
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.driver import Simulation
-from tests.simulation.hash_device import VOCABULARY, DeviceError, HashDevice, oracle
+from tests.simulation.hash_device import DeviceError, HashDevice
+from tests.simulation.hash_oracle import VOCABULARY, oracle
 from tests.simulation.toy_grammar import ToyGrammar, may_draw, pack_mask, unpack_mask
 from tests.simulation.trace import line
 

@@ -4,12 +4,14 @@ import random
 from collections.abc import Sequence
 
 from baton.actors.requests import Request
-from tests.simulation.hash_device import ANY, VOCABULARY, oracle
+from baton.actors.results.chances import Chance
+from baton.actors.results.drafters import Drafters, HeadDrafter
+from tests.simulation.hash_oracle import ANY, VOCABULARY, oracle
 from tests.simulation.toy_grammar import ToyGrammar, may_draw
 
 
 class ToyDrafter:
-    """A Drafter. right: how likely each token that it proposes is right."""
+    """A Proposer. right: how likely each token that it proposes is right."""
 
     name = "toy"
 
@@ -36,7 +38,8 @@ class ToyDrafter:
         return may_draw(ToyGrammar.read(self._request.grammar), before + output, self._request.stops)
 
 
-def draft_toys(right: float, paged: bool, request: Request, history: Sequence[int]) -> ToyDrafter | None:
-    """Return the drafter of a request."""
+def draft_toys(right: float, paged: bool, chance: Chance, request: Request, history: Sequence[int]) -> Drafters | None:
+    """Return the drafters of a request. chance: how likely tokens are right that the device predicts."""
     rng = random.Random(f"drafts of {request.id}, {len(history)}")
-    return ToyDrafter(request, history, paged, right, rng) if request.drafts else None
+    own = ToyDrafter(request, history, paged, right, rng)
+    return Drafters([own], HeadDrafter(chance)) if request.speculation != "off" else None

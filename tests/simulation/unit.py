@@ -20,6 +20,7 @@ from baton.actors.kinds import Kind
 from baton.actors.lease import Lease, Ledger, Place
 from baton.actors.messages import Want
 from baton.actors.results.actor import ResultProcessor
+from baton.actors.results.chances import REMEMBERED_BY_ALL, Chance
 from baton.actors.results.constraint import constrained_by
 from baton.actors.runtime.codec import Codec
 from baton.actors.scheduler.actor import Scheduler
@@ -157,7 +158,7 @@ class Unit:
         self.scheduler = Scheduler(simulation.sender("scheduler"), scenario.limits)
         self.scheduler.receive(scenario.speeds)
         self.forward = Forward(simulation.sender("forward"), device, scenario.limits.max_running)
-        draft = partial(draft_toys, scenario.drafter, scenario.pages > 0)
+        draft = partial(draft_toys, scenario.drafter, scenario.pages > 0, Chance(REMEMBERED_BY_ALL))
         self.results = ResultProcessor(simulation.sender("results"), Letters(), constrained_by(ToyMatcher), draft)
         self.actors: dict[Address, Actor] = {
             "cache": self.cache,

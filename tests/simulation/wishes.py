@@ -61,7 +61,17 @@ def with_drafts(rng: random.Random, scenario: Scenario) -> Scenario:
     if rng.random() < 0.5:
         return scenario
     limits = replace(scenario.limits, drafts=rng.choice([1, 2, 4, 8]))
-    speeds = structs.replace(scenario.speeds)
+    speeds = structs.replace(scenario.speeds, decode=scenario.speeds.decode or 1.0, draft=1e-6)
     if rng.random() < 0.3:
         speeds.decode, speeds.draft, speeds.turn = 1.0, rng.choice([0.01, 0.1, 0.4]), rng.choice([0.0, 0.1])
     return replace(scenario, limits=limits, speeds=speeds, drafter=rng.choice([0.0, 0.5, 0.9, 1.0]))
+
+
+def with_predictions(rng: random.Random, scenario: Scenario) -> Scenario:
+    """Let the device predict tokens in half of the scenarios with pages, in some of them at a cost."""
+    if rng.random() < 0.5 or not scenario.limits.page_size:
+        return scenario
+    limits = replace(scenario.limits, predictions=rng.choice([1, 2, 4]))
+    speeds = structs.replace(scenario.speeds)
+    speeds.prediction = rng.choice([1e-6, 0.01, 0.3])
+    return replace(scenario, limits=limits, speeds=speeds, predictor=rng.choice([0.0, 0.5, 0.9, 1.0]))

@@ -70,7 +70,7 @@ def pack_batch(
         if rows is None or not table.width:
             return PackedBatch(positions, None, None, rows, slots, None)
         # Each decoding row is a segment of one token, so the segments' starts are the rows' positions.
-        places = inbox.put(_places(table, decodes, at, page_size))
+        places = inbox.put(places_of(table, decodes, at, page_size))
         pages = PagePlan(inbox.put(np.arange(len(decodes) + 1)), positions, NO_PAGES, places, 0, 0)
         return PackedBatch(positions, None, None, rows, slots, pages, rows, width or int(at.max()) // page_size + 1)
     fed = zip(work.positions, fed_drafts(work), strict=True)
@@ -105,14 +105,14 @@ def _pack_pages(
         offsets=inbox.put(np.concatenate([[0], np.cumsum(lengths)])),
         starts=inbox.put([*(chunk.start for chunk in work.chunks), *positions[sum(chunks) :].tolist()]),
         table=NO_PAGES,
-        places=inbox.put(_places(table, np.repeat(rows, lengths), positions, page_size)),
+        places=inbox.put(places_of(table, np.repeat(rows, lengths), positions, page_size)),
         prompts=len(work.chunks),
         longest=max(chunks, default=0),
     )
     return plan, inbox.put(rows)
 
 
-def _places(
+def places_of(
     table: RowTable, rows: Sequence[int] | NDArray[np.int64], positions: NDArray[np.int64], page_size: int
 ) -> NDArray[np.int64]:
     """Return the flat KV index (page · page_size + offset) of each token, given its row and its position."""

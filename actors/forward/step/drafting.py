@@ -47,13 +47,12 @@ class PackedVerification:
     number: Tensor  # int64 [draws]: how many drafts the row has fed before the draw
 
     def verify(self, drawn: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each row's last valid draw, int64 [n], and whether each draw is valid, bool [draws]: see Work.
+        """Return the index of each row's last valid draw, int64 [n], and whether each draw is valid, bool [draws].
 
-        drawn: int64 [draws], -1 where nothing was drawn.
+        Work says which are valid. drawn: int64 [draws], -1 where nothing was drawn.
         """
-        of_rows = drawn[self.draws]
-        right = (of_rows[:, :-1] == self.drafts).cumprod(1).sum(1)
-        return of_rows.gather(1, right[:, None])[:, 0], self.number <= right[self.row_of]
+        right = (drawn[self.draws[:, :-1]] == self.drafts).cumprod(1).sum(1)
+        return self.draws.gather(1, right[:, None])[:, 0], self.number <= right[self.row_of]
 
 
 def pack_drafts(inbox: Inbox, work: Work) -> PackedDrafts | None:

@@ -17,6 +17,7 @@ from baton.actors.forward.step.drawing import (
     pack_masks,
 )
 from baton.actors.forward.step.packing import Inbox
+from baton.actors.forward.step.predicting import PackedPredictions, pack_predictions
 from baton.actors.forward.step.reporting import (
     DrawReports,
     PromptReport,
@@ -49,6 +50,7 @@ class PackedStep:
     page_update: PageUpdate | None  # None if the device's page table is up to date
     verification: PackedVerification | None  # None without drafts
     commits: Decode | None  # rows that put accepted drafts into their states and feed nothing
+    predictions: PackedPredictions | None  # None: no tokens are predicted after the step
 
 
 def pack_step(
@@ -61,7 +63,7 @@ def pack_step(
     """
     draws = draws_of(work)
     here = Work(work.step, work.chunks, [], [], work.checkpoints) if captures_decodes else work
-    of_batch = draws.at[: len(draws.at) - len(work.decodes)] if captures_decodes else draws.at
+    of_batch = draws.at[: sum(chunk.samples for chunk in work.chunks)] if captures_decodes else draws.at
     are_plain = bool(table.is_plain[draws.rows].all())
     masks = pack_masks(inbox, draws, work.masks)
     ends = [offset + c.stop - c.start - 1 for c, offset in offsets_of(work) if not c.samples]
@@ -79,4 +81,5 @@ def pack_step(
         table.pack(inbox),
         pack_verification(inbox, work),
         pack_commits(inbox, work.commits, table) if work.commits else None,
+        pack_predictions(inbox, work, draws, table, page_size),
     )

@@ -25,6 +25,7 @@ class LaunchedWork:
     sound: Tensor | None  # bool: whether each chunk of step.unsampled ended in finite hidden states; None without any
     reports: CopiedLogprobs | None  # the log probabilities of the draws that report
     prompts: list[CopiedLogprobs]  # one for each of step.prompts
+    predicted: Tensor | None  # the result of step.predictions.predict
 
     def passed(self) -> bool:
         return self.ended.passed()
@@ -41,5 +42,8 @@ class LaunchedWork:
             step.first + [RowLogprobs(prompt.grant, prompt.first, copied.items()) for prompt, copied in of_prompts],
             not_finite=[row for row, token in enumerate(drawn) if token < 0],
             unsound=list(compress(step.unsampled, (~self.sound).tolist())) if self.sound is not None else [],
+            predicted=step.predictions.by_row(self.predicted.tolist())
+            if step.predictions and self.predicted is not None
+            else {},
         )
         return Done(ran, self.ended.seconds_since(self.began))

@@ -25,17 +25,20 @@ def paged_attention(
     scale: float,
     prompts: int,
     longest: int,
+    seen_from: int = 0,
 ) -> Tensor:
-    """Compute reference.paged_attention with the fastest form. Only Triton's grid needs the last two parameters.
+    """Compute reference.paged_attention with the fastest form. Only Triton's grid needs `prompts` and `longest`.
+
+    Triton computes only with seen_from = 0; with another one, the reference does.
 
     prompts: how many segments are prompts. Prompts come first; each later segment is one token of a decoding row.
     longest: the number of tokens of the longest prompt.
     """
-    if takes(query):
+    if takes(query) and not seen_from:
         from baton.kernels.attention.paged import triton
 
         layout = (page_table, offsets, starts)
         return triton.paged_attention(query, key_pages, value_pages, *layout, scale, prompts, longest)
     usable = native.takes(query, key_pages, value_pages, page_table)
     run = native.paged_attention if usable else reference.paged_attention
-    return run(query, key_pages, value_pages, page_table, offsets, starts, scale)
+    return run(query, key_pages, value_pages, page_table, offsets, starts, scale, seen_from)

@@ -22,10 +22,10 @@ constexpr int64_t KEYS = 64;
 enum Buffer { TURNED_KEYS, VALUES, QUERIES, SCORES, WEIGHTS, SUMS, ROWS, BLOCKS };
 
 // The packed segments. Segment s is tokens [offsets[s], offsets[s + 1]) at positions from starts[s] on. The segment is
-// divided into blocks of `tokens` tokens, numbered [blocks[s], blocks[s + 1]). table: a row of page numbers for each
-// segment, with rows table_stride elements apart.
+// divided into blocks of `tokens` tokens, numbered [blocks[s], blocks[s + 1]). seen_from: the first position that any token
+// attends to. table: a row of page numbers for each segment, with rows table_stride elements apart.
 struct Segments {
-    int64_t count, tokens, table_stride;
+    int64_t count, tokens, table_stride, seen_from;
     const int64_t *offsets, *starts;
     const int32_t *table;
     const int64_t *blocks;
@@ -132,7 +132,7 @@ private:
         std::fill(highest, highest + rows, -FLT_MAX);
         std::fill(totals, totals + rows, 0.0f);
         const int64_t end = position + last - first;
-        for (int64_t key = 0; key < end; key += KEYS)
+        for (int64_t key = s.seen_from / KEYS * KEYS; key < end; key += KEYS)
             add(segment, kv_head, key, end, position, rows, queries, sums, highest, totals);
         with_type(type, [&](auto *activation) {
             auto *const to = static_cast<decltype(activation)>(output);
@@ -160,9 +160,10 @@ private:
         turn_keys(segment, kv_head, begin, end, last, turned);
         multiply<Number, Number>(rows, round_up(end - begin), whole(h.width), {queries, columns},
                                  {turned, KEYS * PAIRED<Number>}, {}, {scores, KEYS});
+        const int64_t unseen = std::clamp<int64_t>(s.seen_from - begin, 0, KEYS);
         for (int64_t row = 0; row < rows; row++) {
             const int64_t seen = std::clamp<int64_t>(position + row / h.repeats() + 1 - begin, 0, KEYS);
-            const float kept = weigh(seen, scores + row * KEYS, weights + row * KEYS, highest[row], totals[row]);
+            const float kept = weigh(unseen, seen, scores + row * KEYS, weights + row * KEYS, highest[row], totals[row]);
             if (IN_PAIRS)
                 rescale[row] = kept;
             else
@@ -279,15 +280,16 @@ private:
         }
     }
 
-    // Compute a row's softmax weights from its scores, of which it may see the first `seen`; the other weights are 0.
+    // Compute a row's softmax weights from its scores, of which it may see [unseen, seen); the other weights are 0.
     // Update the row's maximum and total, and return the factor that rescales the row's previous sums to the new
     // maximum.
-    float weigh(int64_t seen, float *scores, Number *weights, float &highest, float &total) const {
-        if (seen == 0) {
+    float weigh(int64_t unseen, int64_t seen, float *scores, Number *weights, float &highest, float &total) const {
+        if (seen <= unseen) {
             std::fill(weights, weights + KEYS, Number{});
             return 1;
         }
         const float before = highest, scale = IN_PAIRS ? h.scale : 1;
+        std::fill(scores, scores + unseen, -FLT_MAX);
         std::fill(scores + seen, scores + KEYS, -FLT_MAX);
         floats top = splat(before);
         for (int64_t i = 0; i < KEYS; i += LANES) {
@@ -311,19 +313,19 @@ private:
 // query: [T, heads, width] and output: [T, heads, value_width], of dtype `type`.
 // keys, values: pages of dtype `stored`. key_stride: between pages of keys. value_...: between pages, positions, heads.
 // table: page numbers, one row for each segment, with rows table_stride apart.
-// tokens: how many tokens of a segment are computed together.
+// tokens: how many tokens of a segment are computed together. seen_from: the first position that tokens attend to.
 // offsets: [segments + 1]; starts: [segments].
 extern "C" void baton_paged_attention(int type, const void *query, int stored, const void *keys, int64_t key_stride,
                                       const void *values, int64_t value_page_stride, int64_t value_stride,
                                       int64_t value_head_stride, const int32_t *table, int64_t table_stride,
-                                      int64_t segments, int64_t tokens, const int64_t *offsets, const int64_t *starts,
-                                      int64_t heads, int64_t kv_heads, int64_t width, int64_t value_width,
+                                      int64_t segments, int64_t tokens, int64_t seen_from, const int64_t *offsets,
+                                      const int64_t *starts, int64_t heads, int64_t kv_heads, int64_t width, int64_t value_width,
                                       int64_t page_size, float scale, void *output) {
     with_type(stored, [&](auto *page) {
         using Stored = std::remove_pointer_t<decltype(page)>;
         const auto run = [=](auto number) {
             const Attention<Stored, decltype(number)> attention{
-                {segments, tokens, table_stride, offsets, starts, table, cut(segments, tokens, offsets)},
+                {segments, tokens, table_stride, seen_from, offsets, starts, table, cut(segments, tokens, offsets)},
                 {heads, kv_heads, width, value_width, scale},
                 type,
                 query,

@@ -25,11 +25,13 @@ def paged_attention(
     offsets: Tensor,
     starts: Tensor,
     scale: float,
+    seen_from: int = 0,
 ) -> Tensor:
     """Compute causal softmax attention of each segment over its pages: [T, heads, value_dim] in query's dtype.
 
-    The token at absolute position p attends to positions 0 to p. The keys and values of the segments' own tokens must
-    already be in the pages. Raise ValueError if the shapes of the pages do not fit the query.
+    The token at absolute position p attends to positions seen_from to p, so p must be at least seen_from. The keys and
+    values of the segments' own tokens must already be in the pages. Raise ValueError if the shapes of the pages do not
+    fit the query.
 
     query: [T, heads, head_dim], packed: segment s is rows [offsets[s], offsets[s+1]). A decode row is one token long.
     key_pages: [pages, page_size, kv_heads, head_dim].
@@ -39,6 +41,7 @@ def paged_attention(
     offsets: int64 [segments + 1], on the host.
     starts: int64 [segments], on the host: the absolute position of each segment's first token.
     scale: factor of the scores, usually head_dim ** -0.5.
+    seen_from: the first position that any token attends to.
     """
     check_fit(query, key_pages, value_pages)
     page_size = key_pages.shape[1]
@@ -47,9 +50,10 @@ def paged_attention(
         rows = slice(begin, stop)
         end = start + rows.stop - rows.start
         pages = page_table[segment, : -(-end // page_size)].long()
-        keys = key_pages[pages].flatten(0, 1)[:end].transpose(0, 1)
-        values = value_pages[pages].flatten(0, 1)[:end].transpose(0, 1)
-        output[rows] = _attend(query[rows].transpose(0, 1), keys, values, start, scale).transpose(0, 1)
+        keys = key_pages[pages].flatten(0, 1)[seen_from:end].transpose(0, 1)
+        values = value_pages[pages].flatten(0, 1)[seen_from:end].transpose(0, 1)
+        attended = _attend(query[rows].transpose(0, 1), keys, values, start - seen_from, scale)
+        output[rows] = attended.transpose(0, 1)
     return output
 
 
@@ -64,7 +68,7 @@ def check_fit(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:
 def _attend(query: Tensor, keys: Tensor, values: Tensor, start: int, scale: float) -> Tensor:
     """Return the attention [heads, L, value_dim] of one segment.
 
-    query: [heads, L, d], at positions start to start + L - 1.
+    query: [heads, L, d], at positions start to start + L - 1. Positions below 0 get no result.
     keys: [kv_heads, start + L, d]. values: [kv_heads, start + L, value_dim], value_dim ≤ d.
     """
     (_, length, width), value_width = query.shape, values.shape[2]
@@ -72,7 +76,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, start: int, scale: floa
     mask = None
     if start and length > 1:
         places = torch.arange(start + length, device=query.device)
-        mask = places <= places[start:, None]
+        mask = places <= torch.arange(start, start + length, device=query.device)[:, None]
     if value_width < width:  # Torch's flash kernel, which never stores all scores, requires equal widths.
         values = F.pad(values, (0, width - value_width))
     attended = F.scaled_dot_product_attention(

@@ -1,7 +1,8 @@
 """Decoding with and without drafts: an edited file, JSON quoted from a tool's result, prose, and new code.
 
 The model has random weights, whose output would be noise. So its draws are overruled by written answers: the server
-computes every token, and the texts decide which drafts are right.
+computes every token, and the texts decide which drafts are right. With --head, drafts come from a head for multi-token
+prediction, whose predictions are overruled too: each is right with the given probability.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import aiohttp
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from scripts.benchmarks.common.contenders import MEMORY, Workbench
+from scripts.benchmarks.common.heads import with_head
 from scripts.benchmarks.common.server import ServerProcess, completion_tokens, whole_lines
 from scripts.launch import ROOT
 
@@ -42,25 +45,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16], help="requests at once")
     parser.add_argument("--answers", nargs="+", choices=ANSWERS, default=ANSWERS)
     parser.add_argument("--modes", nargs=2, default=MODES, help="--speculation of the two servers; off off: the noise")
+    parser.add_argument("--head", type=float, nargs="+", help="how often a head is right; for --model qwen3_5-161m")
     parser.add_argument("--quantize", choices=["none", "int8", "int4"], default="none")
 
 
 def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    if not options.head:
+        compare_servers(options, workbench, workbench.checkpoint, options.modes, 0.0)
+    for right in options.head or ():
+        print(f"a head that is right with probability {right:g}")
+        compare_servers(options, workbench, with_head(workbench.checkpoint, workbench.config), ("off", "mtp"), right)
+
+
+def compare_servers(
+    options: argparse.Namespace, workbench: Workbench, checkpoint: Path, modes: Sequence[str], right: float
+) -> None:
+    """Print the table for servers with these --speculation. right: how likely each prediction of a head is right."""
     tasks = written_tasks()
     scripts = workbench.made / "answers.json"
     scripts.write_text(json.dumps([(task.prompt, task.answer) for task in tasks]))
-    command = [sys.executable, "-m", "scripts.benchmarks.requests.overruled", str(scripts)]
-    serve = ["serve", str(workbench.checkpoint), "--threads", str(options.threads), "--quantize", options.quantize]
+    command = [sys.executable, "-m", "scripts.benchmarks.requests.overruled", str(scripts), str(right)]
+    serve = ["serve", str(checkpoint), "--threads", str(options.threads), "--quantize", options.quantize]
     more = ["--max-running", str(max(options.rows)), *MEMORY, "--log-format", "json", "--speculation"]
-    off, auto = (
+    off, drafting = (
         ServerProcess([*command, *serve, *more, mode], options.threads, workbench.log(f"drafts {mode}"), "/ready")
-        for mode in options.modes
+        for mode in modes
     )
-    with off, auto:
+    with off, drafting:
         print(f"{'answer':<8} {'rows':>4}   without   with drafts      ratio (least, most)   accepted of drafted")
         for task in [task for task in tasks if task.name in options.answers]:
             for rows in options.rows:
-                asyncio.run(compare(task, rows, options.rounds or 5, off.url, auto.url))
+                asyncio.run(compare(task, rows, options.rounds or 5, off.url, drafting.url))
 
 
 async def compare(task: Task, rows: int, rounds: int, *urls: str) -> None:

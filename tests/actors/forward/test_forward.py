@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from baton.actors.forward.actor import Forward
-from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkCommit, WorkDraft
+from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkCommit, WorkDraft, WorkPrediction
 from baton.actors.grants import RowDrafts
 from baton.actors.lease import Lease, Ledger, Loan
 from baton.actors.messages import (
@@ -307,3 +307,13 @@ def test_only_valid_draws_must_be_finite(bench: Bench) -> None:
     bench.step(3, drafts=[RowDrafts(1, pack([5, 6]))])
     bench.ran(3, 5, 0, 0, not_finite=[1])
     assert bench.of(Stepped)[-1].failed == [Failure(1, 8)] and not bench.of(Stepped)[-1].grants
+
+
+def test_predictions_are_passed_on_for_rows_that_have_drawn(bench: Bench) -> None:
+    for grant in (1, 2):
+        bench.admit(grant)
+    work = bench.step(1, Chunk(1, 4), Chunk(2, 4), predict=[Chunk(2, 3), Chunk(1, 2)])
+    first, second = (bench.forward.rows[grant].index for grant in (1, 2))
+    assert work.predictions == [WorkPrediction(second, 3), WorkPrediction(first, 2)]
+    bench.ran(1, 50, 60, not_finite=[0], predicted={second: [7, 8], first: [9]})
+    assert bench.of(Stepped)[-1].predicted == [RowDrafts(2, pack([7, 8]))], "row 1 has failed"

@@ -7,7 +7,7 @@ from baton.actors.messages import Admitted, Delta, Masked, Message, Requeue, Ret
 from baton.actors.requests import Hit, Output, Request, Sampling, Stops
 from baton.actors.results.actor import ResultProcessor
 from baton.actors.results.constraint import Constraint, constrained_by
-from baton.actors.results.ngrams import draft_ngrams
+from baton.actors.results.drafters import draft
 from baton.actors.tokens import pack
 from baton.models.text.grammars.errors import ForbiddenToken, GrammarError
 from tests.actors.results.test_results import Bench as ResultsBench
@@ -206,7 +206,7 @@ def test_a_retired_row_gets_no_mask() -> None:
 
 def test_a_mask_comes_with_drafts_that_the_grammar_allows() -> None:
     bench = Bench()
-    bench.results.draft = draft_ngrams
+    bench.results.draft = draft()
     bench.constrain("1 2 3 4|1 2 3 5")
     for token in (1, 2):
         bench.results.receive(Stepped(1, [1], pack([token]), [], [], [], propose=4))

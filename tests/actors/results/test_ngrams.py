@@ -1,9 +1,11 @@
 """Drafts from the request's own text."""
 
 import pytest
+from msgspec.structs import replace
 
 from baton.actors.requests import Request, Sampling, Stops
-from baton.actors.results.ngrams import NgramDrafter, draft_ngrams
+from baton.actors.results.drafters import draft
+from baton.actors.results.ngrams import NgramDrafter
 from baton.actors.tokens import pack
 
 
@@ -65,9 +67,17 @@ def test_after_a_wrong_proposal_nothing_is_counted_until_the_next() -> None:
 
 def test_a_request_may_want_no_drafts() -> None:
     request = Request("r", pack([1, 2]), 2, Sampling(), Stops(9), prediction=pack([1, 2, 7]))
-    drafter = draft_ngrams(request, [1, 2])
-    assert drafter is not None and drafter.propose(1)[0] == [7]
-    assert draft_ngrams(Request("r", pack([1]), 1, Sampling(), Stops(9), drafts=False), [1]) is None
+    for kinds, chosen, makes in (
+        ("auto", "auto", True),
+        ("auto", "ngram", True),
+        ("ngram", "auto", True),
+        ("auto", "off", False),
+        ("ngram", "mtp", False),
+        ("mtp", "ngram", False),
+    ):
+        drafter = draft(kinds)(replace(request, speculation=chosen), [1, 2])
+        assert (drafter is not None) == makes
+        assert drafter is None or drafter.propose(1)[0] == [7]
 
 
 def test_a_long_history_is_searched_in_bounded_time() -> None:

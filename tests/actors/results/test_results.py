@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.actors.grants import Advance, Chunk, Proposal
+from baton.actors.grants import Advance, Chunk, Proposal, RowDrafts
 from baton.actors.lease import Lease, Ledger
 from baton.actors.messages import (
     Admitted,
@@ -24,7 +24,7 @@ from baton.actors.messages import (
 )
 from baton.actors.requests import Hit, Output, Request, RetireReason, RowLogprobs, Sampling, Stops, TokenLogprob
 from baton.actors.results.actor import ResultProcessor
-from baton.actors.results.ngrams import draft_ngrams
+from baton.actors.results.drafters import draft
 from baton.actors.tokens import pack, unpack
 from tests.actors.ring import Letters
 
@@ -322,7 +322,7 @@ def test_tokens_after_a_stop_inside_accepted_drafts_are_discarded(bench: Bench, 
 
 
 def test_the_next_tokens_are_proposed_for_rows_that_go_on(bench: Bench) -> None:
-    bench.results.draft = draft_ngrams
+    bench.results.draft = draft()
     bench.admit(Stops(9, token_ids=(9,)))
     bench.step(1, 2, propose=3)
     assert bench.of(Settled)[-1].proposals == [Proposal(1, 6, pack([3, 4, 1]), 0.5)]
@@ -330,3 +330,28 @@ def test_the_next_tokens_are_proposed_for_rows_that_go_on(bench: Bench) -> None:
     assert not bench.of(Settled)[-1].proposals, "nothing was asked for"
     bench.step(4, 9, propose=3)
     assert bench.of(Settled)[-2].proposals and not bench.of(Settled)[-1].proposals, "it has stopped"
+
+
+def test_what_the_head_predicts_is_proposed_where_more_of_it_is_expected_to_be_right(bench: Bench) -> None:
+    bench.results.draft = draft("mtp")
+    bench.admit(Stops(20))
+    bench.step(1, propose=3, predicted=[RowDrafts(1, pack([2, 3, 7]))])
+    assert bench.of(Settled)[-1].proposals == [Proposal(1, 5, pack([2, 3, 7]), 0.5)]
+    bench.step(2, 3, 9, propose=3)
+    settled = bench.of(Settled)
+    assert [unpack(each.proposals[0].tokens) for each in settled[-3:-1]] == [[3, 7], [7]], "what has not come yet"
+    assert not settled[-1].proposals, "7 was wrong"
+    bench.step(4, propose=3, predicted=[RowDrafts(1, pack([2]))])
+    assert bench.of(Settled)[-1].chance == pytest.approx(2.5 / 4, rel=0.01)
+    verify(bench, 5, drafts=2)
+    assert bench.results.counters["drafts_rejected:mtp"] == 2
+
+
+def test_a_likely_repetition_is_proposed_before_the_prediction_of_the_head(bench: Bench) -> None:
+    bench.results.draft = draft()
+    bench.admit(Stops(40))
+    bench.step(*PROMPT, *PROMPT, propose=3)
+    bench.step(1, propose=3, predicted=[RowDrafts(1, pack([9, 9, 9]))])
+    assert unpack(bench.of(Settled)[-1].proposals[0].tokens) == [2, 3, 4]
+    bench.step(7, propose=3, predicted=[RowDrafts(1, pack([8]))])
+    assert unpack(bench.of(Settled)[-1].proposals[0].tokens) == [8], "nothing repeats"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from baton.actors.cache.worth.order import Costs
 from baton.actors.control import Speeds
-from baton.actors.forward.device import Work, WorkChunk, WorkCommit, WorkDraft
+from baton.actors.forward.device import Work, WorkChunk, WorkCommit, WorkDraft, WorkPrediction
 from baton.actors.forward.launching import Device, Done
 from baton.actors.messages import Ran, Transferred
 from baton.actors.runtime.speeds import REMEMBERED, Line, Pace, measured
@@ -172,3 +172,20 @@ def test_the_wait_after_a_step_with_drafts_is_measured() -> None:
     time.sleep(0.02)
     run(device, Work(3, [], [0], [7], []))
     assert 0.02 <= reports[-1].turn < 0.5
+
+
+def test_the_cost_of_a_predicted_token_is_measured_apart_from_that_of_a_draft() -> None:
+    sleeper, reports = Sleeper(), list[Speeds]()
+    device = measured(sleeper, Costs(), 4, reports.append)  # type: ignore[arg-type]
+    predictions, drafts = [WorkPrediction(0, 4), WorkPrediction(1, 2)], [WorkDraft(0, 0, (7, 8))]
+    sleeper.takes = 1.0
+    run(device, Work(1, [], [0, 1], [4, 4], []))
+    sleeper.takes = 1.8
+    run(device, Work(2, [], [0, 1], [5, 5], [], predictions=predictions))
+    assert reports[-1].prediction == pytest.approx(0.2) and reports[-1].decode == 1.0
+    sleeper.takes = 2.0
+    run(device, Work(3, [], [0, 1], [6, 6], [], drafts=drafts, predictions=predictions))
+    assert reports[-1].draft == pytest.approx(0.1) and reports[-1].prediction == pytest.approx(0.2)
+    time.sleep(0.01)
+    run(device, Work(4, [], [0, 1], [8, 7], []))
+    assert reports[-1].turn > 0.004, "the scheduler waits after predictions too"

@@ -7,16 +7,18 @@ import pytest
 from baton.actors.control import Speeds
 from baton.actors.grants import Advance, GrantPages, Proposal, RowDrafts, RowMask
 from baton.actors.messages import Extended, Masked, Retire, Settled, Spare, Step
+from baton.actors.scheduler.drafts import REFRESHED
 from baton.actors.scheduler.strategy import Strategy
 from baton.actors.tokens import pack
 from tests.actors.scheduler.desk import Desk
 
 TOKENS = list(range(50, 60))
+FREE = Speeds(decode=1.0, draft=1e-6)
 
 
 def drafting(rows: int = 1, length: int = 4, **options: Any) -> Desk:
     """Return a desk whose rows have drawn their first token. No step is in flight."""
-    speeds, more = options.pop("speeds", Speeds()), options.pop("more", {})
+    speeds, more = options.pop("speeds", FREE), options.pop("more", {})
     desk = Desk(**{"depth": 1, "drafts": 8, "max_running": rows, "step_tokens": 64} | options)
     desk.receive(speeds)
     for grant in range(1, rows + 1):
@@ -155,6 +157,24 @@ def test_now_and_then_drafts_are_fed_whatever_they_cost() -> None:
         proposals = [proposal(row.position + 1)] if desk.of(Step) and desk.of(Step)[-1].propose else []
         settle(desk, *proposals)
     assert [step.step for step in desk.of(Step) if step.drafts] == [128]
+
+
+def test_there_are_no_drafts_until_a_plain_step_has_been_measured() -> None:
+    desk = drafting(speeds=Speeds())
+    settle(desk, proposal(desk.scheduler.state.rows[1].position + 1))
+    assert not fed(desk) and desk.of(Step)[-1].propose == 0
+    desk.receive(Speeds(decode=1.0))
+    settle(desk, proposal(desk.scheduler.state.rows[1].position + 1))
+    assert fed(desk)
+
+
+def test_now_and_then_a_step_is_plain() -> None:
+    desk = drafting()
+    row = desk.scheduler.state.rows[1]
+    row.budget = 3 * REFRESHED
+    for _ in range(REFRESHED):
+        settle(desk, proposal(row.position + 1))
+    assert [step.step for step in desk.of(Step) if not step.drafts] == [REFRESHED // 2 + 1, REFRESHED // 2 + 2]
 
 
 def test_a_row_with_a_grammar_feeds_the_drafts_that_came_with_its_mask() -> None:

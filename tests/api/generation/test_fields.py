@@ -53,7 +53,7 @@ async def test_each_field_reaches_the_ring(path: str) -> None:
         [request] = served.ring.submitted()
     assert request.sampling == Sampling(0.7, 7, 0.8, 0.1, 1.2, 0.3, 0.4, {5: 1.5}, 11)
     assert (request.stops.strings, request.stops.token_ids) == (("xyz",), (9,))
-    assert not request.skip_special_tokens and not request.drafts
+    assert not request.skip_special_tokens and request.speculation == "off"
 
 
 @pytest.mark.parametrize("path", BODIES)

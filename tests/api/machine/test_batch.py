@@ -8,7 +8,7 @@ import torch
 from baton.actors.forward.streams import CpuStream
 from baton.api import wiring
 from baton.api.config import Config, description, fields
-from baton.api.machine.batch import MOST_GPU_STATES, BatchLimits, batch_limits
+from baton.api.machine.batch import MOST_GPU_STATES, BatchLimits, batch_limits, wants_head
 from baton.api.wiring import notes, size
 from baton.models.batch import TensorSpec
 from tests.api.machine.fake_cuda import GIB
@@ -40,13 +40,24 @@ class FakeCudaStream(CpuStream):
 def test_drafts_are_made_on_a_cpu_unless_they_are_turned_off() -> None:
     assert batch_limits(Config(speculation="ngram"), False, 0).drafts == 8
     assert batch_limits(Config(speculation="off"), False, 0).drafts == 0
-    with pytest.raises(ValueError, match="--speculation ngram"):
-        batch_limits(Config(speculation="ngram"), True, 60 * GIB)
+
+
+def test_a_gpu_makes_drafts_from_n_grams_where_they_are_asked_for() -> None:
+    drafts = {kind: batch_limits(Config(speculation=kind), True, 60 * GIB).drafts for kind in ("auto", "ngram", "off")}
+    assert drafts == {"auto": 0, "ngram": 8, "off": 0}
+    with pytest.raises(ValueError, match="--speculation mtp: the head predicts on a CPU only"):
+        wants_head(Config(speculation="mtp"), True)
+
+
+def test_predictions_need_a_head() -> None:
+    limits = {kind: batch_limits(Config(speculation=kind), False, 0, True) for kind in ("auto", "mtp")}
+    assert [each.predictions for each in limits.values()] == [4, 4]
+    assert batch_limits(Config(), False, 0).predictions == 0
 
 
 def test_a_gpu_gets_more_rows_and_larger_steps_than_a_cpu() -> None:
-    assert batch_limits(Config(), False, 500 * GIB) == BatchLimits(16, 512, 8, 48)
-    assert batch_limits(Config(), True, 60 * GIB) == BatchLimits(256, 8192, 0, MOST_GPU_STATES)
+    assert batch_limits(Config(), False, 500 * GIB) == BatchLimits(16, 512, 8, 0, 48)
+    assert batch_limits(Config(), True, 60 * GIB) == BatchLimits(256, 8192, 0, 0, MOST_GPU_STATES)
 
 
 @pytest.mark.parametrize(

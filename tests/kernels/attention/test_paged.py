@@ -21,25 +21,25 @@ class Batch:
     table: Tensor
     expected: Tensor
 
-    def run(self) -> Tensor:
+    def run(self, seen_from: int = 0) -> Tensor:
         layout = self.table, torch.tensor([0, *LENGTHS]).cumsum(0), torch.tensor(STARTS)
         pages = self.key_pages, self.value_pages
-        return paged_attention(self.query, *pages, *layout, 0.3, len(LENGTHS), max(LENGTHS))
+        return paged_attention(self.query, *pages, *layout, 0.3, len(LENGTHS), max(LENGTHS), seen_from)
 
 
-def attend_by_definition(query: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
+def attend_by_definition(query: Tensor, keys: Tensor, values: Tensor, start: int, seen_from: int = 0) -> Tensor:
     """Compute the attention of L queries [L, heads, d] over keys and values [start + L, kv_heads, …], one by one."""
     outputs = torch.empty(*query.shape[:2], values.shape[2])
     for place in range(len(query)):
         for head in range(HEADS):
             kv = head // (HEADS // KV_HEADS)
-            seen = slice(start + place + 1)
+            seen = slice(seen_from, start + place + 1)
             weights = (keys[seen, kv] @ query[place, head] * 0.3).softmax(0)
             outputs[place, head] = weights @ values[seen, kv]
     return outputs
 
 
-def drawn(seed: int, value_width: int, are_values_of_keys: bool) -> Batch:
+def drawn(seed: int, value_width: int, are_values_of_keys: bool, seen_from: int = 0) -> Batch:
     """Return a random batch, in which page entries that belong to no segment are NaN.
 
     are_values_of_keys: if true, the values are the first columns of the keys.
@@ -55,7 +55,7 @@ def drawn(seed: int, value_width: int, are_values_of_keys: bool) -> Batch:
         write_pages(keys, values, key_pages, value_pages, places)
         queries.append(torch.randn(length, HEADS, WIDTH))
         seen = keys[..., :value_width] if are_values_of_keys else values
-        expected.append(attend_by_definition(queries[-1], keys, seen, start))
+        expected.append(attend_by_definition(queries[-1], keys, seen, start, seen_from))
     value_pages = key_pages[..., :value_width] if are_values_of_keys else value_pages
     return Batch(torch.cat(queries), key_pages, value_pages, table, torch.cat(expected))
 
@@ -69,6 +69,15 @@ def test_packed_chunks_and_decode_rows_attend_to_their_own_pages(
     ends = [start + length for start, length in zip(STARTS, LENGTHS, strict=True)]
     error = attention_error(batch.query, batch.key_pages, batch.value_pages, 0.3, max(ends))
     assert_within(batch.run(), batch.expected, 2 * error)
+
+
+@pytest.mark.parametrize("seen_from", [1, 6])
+def test_positions_before_the_first_one_to_see_change_nothing(seen_from: int) -> None:
+    batch = drawn(4, WIDTH, False, seen_from)
+    positions = torch.cat([torch.arange(at, at + length) for at, length in zip(STARTS, LENGTHS, strict=True)])
+    found, sees = batch.run(seen_from), positions >= seen_from
+    error = attention_error(batch.query, batch.key_pages, batch.value_pages, 0.3, len(positions))
+    assert_within(found[sees], batch.expected[sees], 2 * error)
 
 
 def test_pages_that_do_not_fit_are_refused() -> None:

@@ -55,11 +55,12 @@ class Given:
     table: Tensor
     offsets: list[int]
     starts: list[int]
+    seen_from: int = 0
 
     def run(self, form: object = native.paged_attention) -> Tensor:
         assert callable(form)
         layout = torch.tensor(self.offsets), torch.tensor(self.starts)
-        attended = form(self.query, self.keys, self.values, self.table, *layout, SCALE)
+        attended = form(self.query, self.keys, self.values, self.table, *layout, SCALE, self.seen_from)
         assert isinstance(attended, Tensor)
         return attended
 
@@ -111,7 +112,18 @@ def own_pages(values: Tensor) -> Tensor:
 @example(layout=LATENTS, dtype=F32)
 @example(layout=LATENTS, dtype=BF16)
 def test_attention_equals_the_reference_and_reads_no_entry_beyond_a_segment(layout: Layout, dtype: torch.dtype) -> None:
-    found = drawn(layout, dtype)
+    assert_equals_the_reference(drawn(layout, dtype), dtype)
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("seen_from", [1, 63, 70])
+def test_earlier_positions_are_not_seen(seen_from: int, dtype: torch.dtype) -> None:
+    batch = drawn(Layout(2, 3, 24, 16, [(70, 90), (150, 1), (71, 3)]), dtype)
+    assert_equals_the_reference(replace(batch, seen_from=seen_from), dtype)
+
+
+def assert_equals_the_reference(found: Given, dtype: torch.dtype) -> None:
     exact = replace(found, query=found.query.float(), keys=found.keys.float(), values=found.values.float())
     expected, bound = exact.run(reference.paged_attention), torch.tensor(exact.tolerance())
     if dtype == BF16:

@@ -1,0 +1,140 @@
+"""A head for multi-token prediction (MTP): it predicts the tokens after the one that the model has drawn.
+
+Source: DeepSeek-V3 (2024, arXiv:2412.19437), section 2.2, in the forms of Qwen3-Next, Qwen3.5 and Nemotron-H.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from baton.models.batch import TensorSpec
+from baton.models.layers.linear import Linear
+from baton.models.layers.norm import RMSNorm
+from baton.models.layers.step import BatchPlan
+
+SEEN_FROM = 1
+"""The first position with keys and values in the head's attention: there is no hidden state before token 0."""
+
+
+class AttendingBlock(Protocol):
+    """A block that begins with attention."""
+
+    def __call__(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
+        """Compute the block, see models/decoder.py:Decoder."""
+        ...
+
+    def observe(self, residual: Tensor, step: BatchPlan) -> None:
+        """Write the keys and values of tokens whose output is not needed."""
+        ...
+
+
+class PredictionHead(nn.Module):
+    """Blocks that turn a token and the hidden state before it into the hidden state after it, an estimate.
+
+    The blocks' input is the projection of both, normed. The model's own head turns the result into logits. For the
+    prediction after that, the result stands for the hidden state.
+
+    Only the first block attends. Its keys and values at position p come from token p and the hidden
+    state at p - 1, so they depend on no later token, and their pages are shared like those of other layers.
+    Therefore the hidden state at the last token belongs to the state: it is the last tensor of a slot. The last ring
+    holds the hidden states of drafts.
+
+    size: of the hidden states. norms: those of the embedding, of the hidden state, and of the result.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        norms: tuple[RMSNorm, RMSNorm, RMSNorm],
+        blocks: Sequence[nn.Module],
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.embedding_norm, self.hidden_norm, self.norm = norms
+        self.fc = Linear(2 * size, size, False, dtype)
+        self.layers = nn.ModuleList(blocks)
+        self._blocks = cast(
+            tuple[AttendingBlock, ...], tuple(blocks)
+        )  # a tuple hides the blocks from torch, which would register them again
+
+    def observe(self, embedded: Tensor, hidden: Tensor, step: BatchPlan) -> None:
+        """Write the keys and values of a step's tokens, and keep the hidden state of each row's last token.
+
+        embedded: [tokens, size], the tokens' embeddings. hidden: [tokens, size], the model's hidden states.
+        """
+        self._blocks[0].observe(self._joined(embedded, preceding(hidden, step)), step)
+        keep(hidden, step)
+
+    def predict(self, embedded: Tensor, hidden: Tensor, step: BatchPlan) -> Tensor:
+        """Return estimates of the hidden states after some tokens, [rows, size]; write these tokens' keys and values.
+
+        embedded: [rows, size], the tokens' embeddings. hidden: [rows, size], the hidden states before the tokens.
+        step: rows that decode these tokens.
+        """
+        residual, x = self._joined(embedded, hidden), None
+        for block in self._blocks:
+            residual, x = block(residual, x, step)
+        predicted: Tensor = self.norm(residual, x)[1]
+        return predicted
+
+    def _joined(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        both = self.embedding_norm(embedded, None)[1], self.hidden_norm(hidden, None)[1]
+        joined: Tensor = self.fc(torch.cat(both, 1))
+        return joined
+
+
+def hidden_spec(size: int, dtype: torch.dtype) -> TensorSpec:
+    """Return what the head adds to a slot, and to the ring of a draft."""
+    return TensorSpec((size,), dtype)
+
+
+def preceding(hidden: Tensor, step: BatchPlan) -> Tensor:
+    """Return the hidden state before each of a step's tokens, like `hidden`. Before position 0 it is 0.
+
+    hidden: [tokens, size], the hidden states of the tokens.
+    """
+    before, states = torch.cat([hidden[:1], hidden[:-1]]), step.pools.state[-1]
+    if step.prefill:
+        before[step.prefill.offsets[:-1]] = states[step.prefill.slots]
+    if rows := step.decode:
+        of_slots, first = states[rows.slots], slice(step.prefilled, None)
+        if rows.drafts is None:
+            before[first] = of_slots
+        else:
+            # Accepted drafts are not in the slot's state yet: the hidden state of the last one is in the ring.
+            ring, fed = step.pools.rings[-1], rows.drafts.offsets
+            replays = rows.drafts.begins.diff() - fed.diff()
+            replayed = ring[rows.drafts.rings, (replays - 1).clamp(min=0)]
+            before[fed[:-1] + step.prefilled] = torch.where(replays[:, None] > 0, replayed, of_slots)
+    return before
+
+
+def keep(hidden: Tensor, step: BatchPlan) -> None:
+    """Store the hidden states of each row's last token and drafts, and of checkpoints. hidden: [tokens, size]."""
+    states = step.pools.state[-1]
+    if prefill := step.prefill:
+        states[prefill.slots] = hidden[[end - 1 for end in prefill.offsets[1:]]]
+        for segment, position, slot in prefill.checkpoints:
+            states[slot] = hidden[prefill.offsets[segment] + position - prefill.starts[segment] - 1]
+    if rows := step.decode:
+        of_rows = hidden[step.prefilled :]
+        if rows.drafts is None:
+            states[rows.slots] = of_rows
+        else:
+            fed = rows.drafts.offsets
+            states[rows.slots] = of_rows[fed[:-1]]
+            row = torch.repeat_interleave(torch.arange(len(rows.slots), device=fed.device), fed.diff())
+            number = torch.arange(len(of_rows), device=fed.device) - fed[row]
+            drafts = number > 0
+            step.pools.rings[-1][rows.drafts.rings[row[drafts]], number[drafts] - 1] = of_rows[drafts]
+
+
+def replay(step: BatchPlan) -> None:
+    """Put the hidden states of accepted drafts into the states of decoding rows that feed nothing."""
+    rows = step.decode
+    if rows is None or rows.drafts is None:
+        raise ValueError("there are no accepted drafts")
+    ring, replays = step.pools.rings[-1], rows.drafts.begins.diff() - rows.drafts.offsets.diff()
+    step.pools.state[-1][rows.slots] = ring[rows.drafts.rings, replays - 1]
