@@ -22,7 +22,7 @@ from baton.api.version import VERSION
 
 OF_SIZE = (
     "model", "max_model_len", "dtype", "state_dtype", "quantize", "device", "state_slots", "state_strategy",
-    "tree_slots", "kv_pages", "page_size", "memory", "max_running",
+    "tree_slots", "kv_pages", "page_size", "memory", "max_running", "speculation",
 )  # fmt: skip
 """The options that `baton inspect` shares with `baton serve`: they decide how much memory a model needs."""
 HELP_WIDTH = 120

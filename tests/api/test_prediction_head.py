@@ -7,6 +7,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from baton.api.cli.commands import parser
 from baton.api.config import Config
 from baton.api.inspection import examine
 from baton.api.serve import StartError
@@ -65,6 +66,7 @@ def test_files_without_a_head_are_refused_with_mtp(tmp_path: Path) -> None:
 
 
 def test_inspect_counts_the_head_where_it_would_be_loaded(checkpoint: Path) -> None:
+    assert parser().parse_args(["inspect", str(checkpoint), "--speculation", "mtp"]).speculation == "mtp"
     with_it, without = (examine(Config(model=str(checkpoint), speculation=chosen)) for chosen in ("mtp", "auto"))
     assert with_it.layers == without.layers | {"PredictionHead": 1}
     assert with_it.parameters > without.parameters and with_it.thousand_tokens > without.thousand_tokens
