@@ -16,7 +16,11 @@ asked for was not kept. misaligned: states exist only past the tokens that the r
 ever kept there. damaged: the file of the state is damaged. peer: a peer was asked for the state, and it did not come.
 """
 Speculation: TypeAlias = Literal["auto", "ngram", "mtp", "off"]
-"""Drafters: the request's own text, the model's head for multi-token prediction, all of them, or none."""
+"""The drafters that may be used. auto: all. ngram: n-grams of the request's own text. mtp: the model's head for
+multi-token prediction. off: none.
+"""
+BY_NGRAMS, BY_HEAD = ("auto", "ngram"), ("auto", "mtp")
+"""The values of Speculation that include n-grams, and those that include the model's head."""
 Keep: TypeAlias = Literal["", "soon", "never"]
 Origin: TypeAlias = Literal["slot", "tree", "host", "disk", "peer", "tokens"]
 """Where a grant's state comes from. slot: a slot of the tree, moved to the grant. tree: a copy of a slot of the tree.

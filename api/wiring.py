@@ -80,16 +80,15 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         max_model_len = model_length(config, model)
         stream = stream_of(device, model)
         host = HostStates(arena.finish() if arena is not None else cpu_arena(config, model))
-        batch = batch_limits(config, device.type == "cuda", free_memory(device), predictor_of(model) is not None)
+        predictor = predictor_of(model)
+        batch = batch_limits(config, device.type == "cuda", free_memory(device), predictor is not None)
         sizes = size(config, batch, model, max_model_len, stream, host)
         numbers = sizes.slots, sizes.pages, sizes.page_size
         pools = allocate_pools(model, *numbers, device, stream, sizes.max_running, batch.drafts)
         tiers = build_lower_tiers(config, model, sizes, path, host)
         runs = recording(model, pools, sizes.max_running, pools.pages_for(max_model_len + 1))
-        predictor = predictor_of(model)
-        computes = make_device(
-            runs, pools, sizes.max_running, max_model_len, host, stream, batch.step_tokens, predictor
-        )
+        lengths = sizes.max_running, max_model_len
+        computes = make_device(runs, pools, *lengths, host, stream, batch.step_tokens, predictor)
     except (ValueError, OSError, torch.OutOfMemoryError, torch.AcceleratorError) as error:
         raise StartError(str(error)) from error
     info = {

@@ -3,13 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from baton.actors.requests import Request
+from baton.actors.requests import BY_HEAD, BY_NGRAMS, Request
 from baton.actors.results.chances import REMEMBERED_BY_ALL, Chance
 from baton.actors.results.ngrams import NgramDrafter
 from baton.actors.tokens import unpack
-
-BY_NGRAMS, BY_HEAD = ("auto", "ngram"), ("auto", "mtp")
-"""Values of Request.speculation with which drafts are made from n-grams, and by the model's head."""
 
 
 class Proposer(Protocol):

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 
 from baton.actors.grants import Chunk
 from baton.actors.kinds import Kind
-from baton.actors.requests import Request
+from baton.actors.requests import BY_HEAD, Request
 from baton.actors.scheduler.drafts import mask_of, most_proposed, plan_drafts
-from baton.actors.scheduler.predictions import BY_HEAD, plan_predictions
+from baton.actors.scheduler.predictions import plan_predictions
 from baton.actors.scheduler.queue import OpenRequest
 from baton.actors.scheduler.state import Limits, Plan, ScheduledRow, SchedulerState, StepPlan
 from baton.actors.scheduler.strategy import max_checkpoint_slots

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from itertools import chain, repeat
 
 from baton.actors.grants import LIKELY, Chunk
+from baton.actors.requests import BY_HEAD
 from baton.actors.scheduler.drafts import LEAST_GAIN, PROBED, REFRESHED, UNKNOWN_COST, phase
 from baton.actors.scheduler.state import ScheduledRow, SchedulerState, StepPlan
 
-BY_HEAD = ("auto", "mtp")  # values of Request.speculation with which the model's head predicts tokens
 # Until tokens were predicted, a predicted token counts as right with this probability.
 UNKNOWN_CHANCE = 1 / 2
 # If predictions do not pay, this many of PROBED steps predict a token all the same: its cost, and how often it is

@@ -36,10 +36,9 @@ class PredictionHead(nn.Module):
     The blocks' input is the projection of both, normed. The model's own head turns the result into logits. For the
     prediction after that, the result stands for the hidden state.
 
-    Only the first block attends. Its keys and values at position p come from token p and the hidden
-    state at p - 1, so they depend on no later token, and their pages are shared like those of other layers.
-    Therefore the hidden state at the last token belongs to the state: it is the last tensor of a slot. The last ring
-    holds the hidden states of drafts.
+    Only the first block attends. Its keys and values at position p come from token p and the hidden state at p - 1, so
+    they depend on no later token, and their pages are shared like those of other layers. Therefore the hidden state at
+    the last token belongs to the state: it is the last tensor of a slot. The last ring holds those of drafts.
 
     size: of the hidden states. norms: those of the embedding, of the hidden state, and of the result.
     """
@@ -55,9 +54,8 @@ class PredictionHead(nn.Module):
         self.embedding_norm, self.hidden_norm, self.norm = norms
         self.fc = Linear(2 * size, size, False, dtype)
         self.layers = nn.ModuleList(blocks)
-        self._blocks = cast(
-            tuple[AttendingBlock, ...], tuple(blocks)
-        )  # a tuple hides the blocks from torch, which would register them again
+        # A tuple hides the blocks from torch, which would otherwise register them again under a second name.
+        self._blocks = cast(tuple[AttendingBlock, ...], tuple(blocks))
 
     def observe(self, embedded: Tensor, hidden: Tensor, step: BatchPlan) -> None:
         """Write the keys and values of a step's tokens, and keep the hidden state of each row's last token.

@@ -109,7 +109,7 @@ class CapturedDecode:
         return self._logits[: self._fed]
 
     def draw(self) -> Tensor:
-        """Replay the draw from the result of `logits`. Without drafts, keep the tokens on the device for the next step.
+        """Replay the draw from the result of `logits`, and keep the tokens on the device for the next step.
 
         Return int64 [fed tokens]: the tokens, and -1 where the logits were not finite; valid until the next step.
         """
@@ -124,8 +124,7 @@ class CapturedDecode:
         for all_greedy, any_truncated in VARIANTS:
             params = replace(self._packed_draws.params, all_greedy=all_greedy, any_truncated=any_truncated)
             draws = replace(self._packed_draws, params=params)
-            draw = partial(self._draw, size, draws, keeps=not self._shape[1])
-            self._draws[self._shape, (all_greedy, any_truncated)] = self._captured(draw)
+            self._draws[self._shape, (all_greedy, any_truncated)] = self._captured(partial(self._draw, size, draws))
 
     def _captured(self, run: Replay) -> Replay:
         """Call `run` once, so that everything is compiled and allocated, then capture it."""
@@ -141,8 +140,7 @@ class CapturedDecode:
         hidden = self._model.forward(batch, self._pools)
         self._logits[:size].copy_(self._model.logits(hidden))
 
-    def _draw(self, size: int, packed: PackedDraws, keeps: bool) -> None:
+    def _draw(self, size: int, packed: PackedDraws) -> None:
         sampled = sample(self._logits[:size], packed.params)
-        if keeps:
-            self._table.last_token.index_copy_(0, packed.rows, sampled.tokens)
+        self._table.last_token.index_copy_(0, packed.rows, sampled.tokens)  # with drafts, replaced after verification
         self._drawn[:size].copy_(reported_tokens(sampled))

@@ -3,19 +3,16 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from baton.actors.forward.device import Work
-from baton.actors.forward.step.batching import PackedBatch, places_of
+from baton.actors.forward.step.batching import NO_PAGES, PackedBatch, places_of
 from baton.actors.forward.step.drafting import LAST_TOKEN, PackedDrafts, fed_drafts
 from baton.actors.forward.step.drawing import Draws, PackedDraws, pack_draws
 from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.rows import RowTable
 from baton.kernels.drafts import Drafts
 from baton.models.batch import PagePlan
-
-NO_PAGES = torch.empty(0, 0, dtype=torch.int32)
 
 
 def pack_padded(

@@ -1,7 +1,10 @@
 """Predictions of the device after a step: for which rows, how many tokens, and where their keys and values go."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from baton.actors.forward.device import Work, WorkChunk, WorkDraft, WorkPrediction
 from baton.actors.forward.torch_device import TorchDevice
@@ -77,3 +80,25 @@ def test_a_step_with_drafts_counts_them_before_it_predicts(model: Decoder) -> No
     bench.run(Work(1, [bench.open(0, 3, [3, 6])], [], [], []))
     work = Work(2, [], [0], [3], [], drafts=[WorkDraft(0, 0, (1, 2, 3))], predictions=[WorkPrediction(0, 4)])
     assert len(bench.run(work).predicted[0]) == 1, "if all were right, the next token would be the last of the pages"
+
+
+def test_predictions_after_a_rejected_draft_are_those_without_drafts(tmp_path: Path) -> None:
+    """The head reads the hidden state before the last valid draw, and no later one."""
+    folder = write_predictable(tmp_path, VOCABULARY, little=1.0)
+    held = load_file(folder / "model.safetensors")
+    held["mtp.fc.weight"] = torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
+    save_file(held, folder / "model.safetensors")
+    model = load_model(folder, torch.float32, CPU, on_headless=print)
+    assert isinstance(model, Decoder)
+    plain, drafted = Bench(model), Bench(model)
+    expected = list[list[int]]()
+    [token] = unpack(plain.run(Work(1, [plain.open(0, 5, [3, 1, 4])], [], [], [])).tokens)
+    draws = [token]
+    for position in range(5, 8):
+        ran = plain.run(Work(2, [], [0], [position], [], predictions=[WorkPrediction(0, 2)]))
+        draws, expected = draws + unpack(ran.tokens), [*expected, ran.predicted[0]]
+    drafted.run(Work(1, [drafted.open(0, 5, [3, 1, 4])], [], [], []))
+    wrong = (draws[2] + 1) % VOCABULARY
+    drafts = [WorkDraft(0, 0, (draws[1], wrong, 7))]
+    ran = drafted.run(Work(2, [], [0], [5], [], drafts=drafts, predictions=[WorkPrediction(0, 2)]))
+    assert unpack(ran.tokens)[:2] == draws[1:3] and ran.predicted[0] == expected[1]

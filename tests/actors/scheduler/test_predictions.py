@@ -6,7 +6,8 @@ import pytest
 
 from baton.actors.control import Speeds
 from baton.actors.grants import Chunk, Proposal, RowMask
-from baton.actors.messages import Settled, Step
+from baton.actors.messages import Extend, Settled, Step
+from baton.actors.scheduler.plan import PAGE_LEAD
 from baton.actors.tokens import pack
 from tests.actors.scheduler.desk import Desk
 
@@ -97,14 +98,21 @@ def test_the_step_that_ends_a_prompt_predicts_too() -> None:
 
 
 def test_no_step_follows_until_predictions_are_settled() -> None:
-    desk = predicting(CHEAP, 0.9, limits={"depth": 2})
-    while desk.scheduler.state.in_flight:
-        settle(desk, 0.0)
-        desk.sent.clear()
-        if desk.scheduler.state.in_flight == 1:
-            break
+    desk = predicting(CHEAP, 0.05, limits={"depth": 2})
+    assert desk.scheduler.state.in_flight == 2
+    settle(desk, 0.9)
     settle(desk, 0.9)
     assert predicted(desk) and desk.scheduler.state.in_flight == 1
+
+
+@pytest.mark.parametrize(("speculation", "early"), [("mtp", True), ("ngram", False)])
+def test_a_row_asks_early_for_the_page_that_predictions_need(speculation: str, early: bool) -> None:
+    desk = predicting(CHEAP, 0.9, speculation=speculation, limits={"page_size": 3})
+    row = desk.scheduler.state.rows[1]
+    assert row.capacity == 12
+    while row.position < 12 - PAGE_LEAD - 1:
+        settle(desk, 0.9)
+    assert bool(desk.of(Extend)) == early
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 from baton.actors.forward.streams import CpuStream
 from baton.api import wiring
 from baton.api.config import Config, description, fields
+from baton.api.machine import device
 from baton.api.machine.batch import MOST_GPU_STATES, BatchLimits, batch_limits, wants_head
 from baton.api.wiring import notes, size
 from baton.models.batch import TensorSpec
@@ -101,3 +102,10 @@ def test_the_log_and_the_help_say_which_defaults_were_taken() -> None:
     texts = {field.name: description(field) for field in fields()}
     assert "[256 on a GPU, otherwise 16]" in texts["max_running"]
     assert "[2048 to 8192 on a GPU, by its free memory; otherwise 512]" in texts["step_tokens"]
+
+
+def test_the_rings_of_drafts_leave_less_memory_to_the_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "free_memory", lambda of: 64 * GIB)
+    sizes = (Sized(1), 16, 1024, 16, 512, CpuStream())
+    without, with_drafts = (device.pool_memory(*sizes, drafts=drafts) for drafts in (0, 8))  # type: ignore[arg-type]
+    assert without - with_drafts == 16 * 8 * MIB, "a draft takes 1 MiB of a ring"
