@@ -167,8 +167,8 @@ class Config(Struct, frozen=True, kw_only=True):
         Speculation,
         SPEED,
         Meta(
-            description="drafts that a step verifies, where they pay: from the request's own text (auto, ngram), and "
-            "with mtp also from the model's head for multi-token prediction"
+            description="drafts that a step verifies, where they pay: from the request's own text (ngram), from the "
+            "model's head for multi-token prediction (mtp), or from both (auto)"
         ),
     ] = "auto"
     tf32: Annotated[bool, SPEED, Meta(description="use TF32 tensor cores for float32 matmuls: faster, less exact")] = (

@@ -12,14 +12,13 @@ from baton.actors.forward.streams import CpuStream
 from baton.actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, count_active_parameters, count_parameters, weight_bytes
 from baton.api.config import Config
 from baton.api.generation.fields import check_defaults
-from baton.api.machine.batch import batch_limits, wants_head
+from baton.api.machine.batch import batch_limits, explain_headless, wants_head
 from baton.api.machine.device import gpu_share, pick_device, ring_bytes
 from baton.api.machine.memory import bytes_of, check_room, free_memory
 from baton.api.serve import StartError
 from baton.api.wiring import BITS, DTYPES, STATE_DTYPES, bundled_model, model_length, size
-from baton.models.batch import Model
-from baton.models.config import ModelConfig, read_config
-from baton.models.decoder import predictor_of
+from baton.models.batch import Model, predictor_of
+from baton.models.config import ModelConfig, ModelError, read_config
 from baton.models.loading.checkpoint import build_model, check_folder, find_family
 from baton.models.loading.dtype import dtype_of
 from baton.models.loading.heads import with_head
@@ -75,6 +74,7 @@ class Inspection(msgspec.Struct, kw_only=True):
     room: Room | None = None
     tokenizer: bool = False
     chat_template: bool = False
+    notes: list[str] = []  # what the server would go without, and why
     missing: list[str] = []  # "weights" and "tokenizer", if not downloaded yet
     refused: list[str] = []  # every reason why the server would not start
 
@@ -165,8 +165,11 @@ def examine_model(
     with noting(found.refused):
         family = find_family(values)
         if wants_head(config, pick_device(config.device).type == "cuda"):
-            with noting(found.refused):
+            try:
                 values = with_head(stored, values, family, scaled)
+            except ModelError as why:
+                with noting(found.refused):
+                    found.notes = explain_headless(config, why)
         states = STATE_DTYPES[config.state_dtype]
         models = {name: build_model(family, values, dtype, states) for name, dtype in DTYPES.items() if dtype}
         plain = config.dtype if config.dtype in models else str(dtype_of(values, stored)).removeprefix("torch.")
@@ -262,6 +265,8 @@ def lines(found: Inspection) -> Iterator[tuple[str, str]]:
         )
     template = "with a chat template" if found.chat_template else "no chat template"
     yield "tokenizer", template if found.tokenizer else "none"
+    for note in found.notes:
+        yield "note", note
     if found.missing:
         yield "missing", ", ".join(found.missing)
     for reason in found.refused or ["nothing"]:

@@ -12,6 +12,7 @@ from baton.actors.forward.contained import ContainedDevice
 from baton.actors.forward.streams import Stream
 from baton.actors.forward.torch_device import TorchDevice, survives
 from baton.actors.lease import Move, Violation
+from baton.actors.requests import BY_NGRAMS
 from baton.actors.results.constraint import constrained_by
 from baton.actors.results.drafters import draft
 from baton.actors.results.interfaces import no_drafts, refuse_grammars
@@ -32,7 +33,7 @@ from baton.api.generation.fields import check_defaults
 from baton.api.generation.gateway import Gateway
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.structured import GrammarCompiler
-from baton.api.machine.batch import BatchLimits, batch_limits, wants_head
+from baton.api.machine.batch import BatchLimits, batch_limits, explain_headless, wants_head
 from baton.api.machine.device import allocate_pools, enter_device, make_device, pool_memory, stream_of
 from baton.api.machine.host_arena import ArenaStart, host_bytes, mapped_arena
 from baton.api.machine.memory import bytes_of, check_room, free_memory
@@ -43,9 +44,8 @@ from baton.api.serve import LoadedModel, Progress, StartError
 from baton.api.telemetry.trace_file import TraceFile
 from baton.kernels.runtime.cpp import use_threads
 from baton.kernels.runtime.triton import use_tf32
-from baton.models.batch import Model
-from baton.models.config import ModelConfig, read_config
-from baton.models.decoder import predictor_of
+from baton.models.batch import Model, predictor_of
+from baton.models.config import ModelConfig, ModelError, read_config
 from baton.models.loading.checkpoint import check_folder, find_family, load_model
 from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.fingerprint import fingerprint
@@ -75,20 +75,19 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         formats = pick_formats(config, values, text)
         use_tf32(config.tf32)
         arena = start_arena(config, device)
-        model = read_model(config, path, device, on_progress, arena)
+        model, headless = read_model(config, path, device, on_progress, arena)
         use_threads(config.threads or default_threads(count_parameters(model), torch.get_num_threads()))
         max_model_len = model_length(config, model)
         stream = stream_of(device, model)
         host = HostStates(arena.finish() if arena is not None else cpu_arena(config, model))
-        predictor = predictor_of(model)
-        batch = batch_limits(config, device.type == "cuda", free_memory(device), predictor is not None)
+        batch = batch_limits(config, device.type == "cuda", free_memory(device), predictor_of(model) is not None)
         sizes = size(config, batch, model, max_model_len, stream, host)
         numbers = sizes.slots, sizes.pages, sizes.page_size
         pools = allocate_pools(model, *numbers, device, stream, sizes.max_running, batch.drafts)
         tiers = build_lower_tiers(config, model, sizes, path, host)
         runs = recording(model, pools, sizes.max_running, pools.pages_for(max_model_len + 1))
         lengths = sizes.max_running, max_model_len
-        computes = make_device(runs, pools, *lengths, host, stream, batch.step_tokens, predictor)
+        computes = make_device(runs, pools, *lengths, host, stream, batch.step_tokens)
     except (ValueError, OSError, torch.OutOfMemoryError, torch.AcceleratorError) as error:
         raise StartError(str(error)) from error
     info = {
@@ -114,7 +113,11 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
             raise StartError(f"cannot listen for peers on {config.peer_listen}: {error.strerror or error}") from error
     return LoadedModel(
         served,
-        [f"weights of {weight_bytes(model) / 2**20:.1f} MiB (quantize: {config.quantize})", *notes(sizes, batch)],
+        [
+            f"weights of {weight_bytes(model) / 2**20:.1f} MiB (quantize: {config.quantize})",
+            *headless,
+            *notes(config, sizes, batch),
+        ],
         lambda gateway: build_relay(
             config, batch, model, computes, tiers, sizes, text, grammars, gateway, trace, peering
         ),
@@ -139,10 +142,16 @@ def cpu_arena(config: Config, model: Model) -> Arena:
 
 def read_model(
     config: Config, path: Path, device: torch.device, on_progress: Progress, arena: ArenaStart | None
-) -> Model:
-    """Load the model. Reading the weights may take minutes, so make all checks that do not need them first."""
-    bits = BITS[config.quantize]
+) -> tuple[Model, list[str]]:
+    """Load the model. Reading the weights may take minutes, so make all checks that do not need them first.
+
+    Returns the model, and notes if its head for multi-token prediction could not be loaded.
+    """
+    bits, headless = BITS[config.quantize], list[str]()
     native = start_native(config, device, bits)
+
+    def on_headless(why: ModelError) -> None:
+        headless.extend(explain_headless(config, why))
 
     def check(model: Model) -> None:
         check_room(model, bits, device)
@@ -153,7 +162,7 @@ def read_model(
             arena.begin(model)
 
     try:
-        return load_model(
+        model = load_model(
             path,
             DTYPES[config.dtype],
             device,
@@ -162,16 +171,13 @@ def read_model(
             native.finish if native else lambda: None,
             STATE_DTYPES[config.state_dtype],
             bits,
-            refuse_headless if wants_head(config, device.type == "cuda") else None,
+            on_headless if wants_head(config, device.type == "cuda") else None,
         )
     except BaseException:
         if arena:
             arena.cancel()
         raise
-
-
-def refuse_headless(why: str) -> None:
-    raise ValueError(f"--speculation mtp: {why}")
+    return model, headless
 
 
 def grammar_compiler(text: ModelText, vocab_size: int) -> GrammarCompiler:
@@ -298,13 +304,13 @@ def dtype_name(config: Config, path: Path) -> str:
     return str(weight_dtype(config, path)).removeprefix("torch.")
 
 
-def notes(sizes: PoolSizes, batch: BatchLimits) -> list[str]:
+def notes(config: Config, sizes: PoolSizes, batch: BatchLimits) -> list[str]:
     """Return lines for the log with the sizes of the pools and of steps, and the reasons for these sizes."""
     slots = f"{sizes.slots} state slots of {sizes.slot_bytes / 2**10:.1f} KiB"
     pages = f"{sizes.pages} KV pages of {sizes.page_size} tokens and {sizes.page_bytes / 2**10:.1f} KiB"
     steps = f"{sizes.max_running} requests run at once, in steps of up to {batch.step_tokens} tokens"
-    drafts = f"up to {batch.drafts} drafts of a request in a step, from its own text"
-    drafts += ", or from the model's head" * bool(batch.predictions)
+    sources = ["its own text"] * (config.speculation in BY_NGRAMS) + ["the model's head"] * bool(batch.predictions)
+    drafts = f"up to {batch.drafts} drafts of a request in a step, from {' or '.join(sources)}"
     lines = [f"{slots}; {pages if sizes.pages else 'no KV pages'}", steps, *sizes.why]
     return [*lines, drafts] if batch.drafts else lines
 
@@ -373,7 +379,7 @@ def build_relay(
         disk=tiers.disk,
         peers=peering.connect(gateway) if peering is not None else None,
         constrain=constrained_by(grammars.grammars.matcher) if grammars.grammars is not None else refuse_grammars,
-        draft=draft("ngram" if config.speculation == "ngram" else "auto") if batch.drafts else no_drafts,
+        draft=draft(config.speculation) if batch.drafts else no_drafts,
     )
     if peering is not None:
         peering.watch(relay)

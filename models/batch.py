@@ -3,7 +3,7 @@
 import mmap
 import sys
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -156,6 +156,29 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [rows, vocab] for hidden states [rows, hidden]."""
         ...
+
+
+@runtime_checkable
+class PredictingModel(Model, Protocol):
+    """A model that may have a head for multi-token prediction. See models/layers/prediction.py."""
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the model has a head."""
+        ...
+
+    def predict(self, tokens: Tensor, hidden: Tensor, rows: Decode, pools: Pools) -> Tensor:
+        """Return estimates of the hidden states after some tokens, [rows, hidden], for `logits`.
+
+        tokens: int64 [rows], each drawn or predicted. hidden: [rows, hidden], the hidden states before the tokens.
+        rows: their positions and pages; `slots` are not used.
+        """
+        ...
+
+
+def predictor_of(model: Model) -> PredictingModel | None:
+    """Return the model if it has a head for multi-token prediction; else None."""
+    return model if isinstance(model, PredictingModel) and model.predicts else None
 
 
 def allocate(

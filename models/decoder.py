@@ -79,6 +79,10 @@ class Decoder(nn.Module):
         # Tuples hide the modules from torch, which would otherwise register them again under a second name.
         self._embeddings, self._blocks, self._norm = (embeddings,), tuple(blocks), (norm,)
 
+    @property
+    def predicts(self) -> bool:
+        return self.mtp is not None
+
     def state_specs(self) -> list[TensorSpec]:
         return self.outline.states + self._hidden
 
@@ -89,10 +93,7 @@ class Decoder(nn.Module):
         return self.outline.rings + self._hidden
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        embedded, plan = self.embed(batch.tokens), self.plan(batch, pools)
-        hidden = self.run(embedded, plan)
-        self.observe(embedded, hidden, plan)
-        return hidden
+        return self.run(self.embed(batch.tokens), self.plan(batch, pools))
 
     def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
         """Return what all layers need to know about the batch."""
@@ -106,13 +107,16 @@ class Decoder(nn.Module):
         embedded = embedded if multiplier == 1 else embedded * multiplier
         return embedded.to(self.outline.residual_dtype or embedded.dtype)
 
-    def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
+    def run(self, embedded: Tensor, step: BatchPlan) -> Tensor:
         """Return the hidden states after the blocks and the norm, [tokens, hidden]; update states and pages."""
+        residual = embedded
         x: Tensor | None = None
         for block in self._blocks:
             residual, x = block(residual, x, step)
         [norm], multiplier = self._norm, self.outline.multipliers[1]
         hidden: Tensor = norm(residual, x, multiplier)[1]
+        if self.mtp:
+            self.mtp.observe(embedded, hidden, step)
         return hidden
 
     def replay(self, rows: Decode, pools: Pools) -> None:
@@ -124,31 +128,20 @@ class Decoder(nn.Module):
         if self.mtp:
             prediction.replay(step)
 
-    def observe(self, embedded: Tensor, hidden: Tensor, step: BatchPlan) -> None:
-        """Let the head for further tokens see a step, if there is one. hidden: the result of `run`."""
-        if self.mtp:
-            self.mtp.observe(embedded, hidden, step)
-
     def predict(self, tokens: Tensor, hidden: Tensor, rows: Decode, pools: Pools) -> Tensor:
-        """Return estimates of the hidden states after some tokens, [rows, hidden], for `logits`.
-
-        tokens: int64 [rows], each drawn or predicted. hidden: [rows, hidden], the hidden states before the tokens.
-        rows: their positions and pages; `slots` are not used.
-        """
-        assert self.mtp is not None
         step = self.plan(Batch(tokens, rows.positions, None, rows), pools)
-        return self.mtp.predict(self.embed(tokens), hidden, step)
+        return self.estimate(self.embed(tokens), hidden, step)
+
+    def estimate(self, embedded: Tensor, hidden: Tensor, step: BatchPlan) -> Tensor:
+        """Return the estimates of `predict`. embedded: the tokens' embeddings, [rows, hidden]."""
+        assert self.mtp is not None
+        return self.mtp.predict(embedded, hidden, step)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [rows, vocab]."""
         [embeddings], multiplier = self._embeddings, self.outline.multipliers[2]
         logits = self.lm_head(hidden) if self.lm_head is not None else embeddings.logits(hidden)
         return logits.float() if multiplier == 1 else logits.float() * multiplier
-
-
-def predictor_of(model: object) -> Decoder | None:
-    """Return the model if it has a head for multi-token prediction; else None."""
-    return model if isinstance(model, Decoder) and model.mtp else None
 
 
 class MixerBlock(nn.Module):

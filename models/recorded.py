@@ -1,22 +1,28 @@
-"""A model whose decoding steps are recorded once for each number of rows, and replayed without Python."""
+"""A model whose decoding steps are recorded once for each number of rows and tokens, and replayed without Python."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from baton.kernels.drafts import Drafts
 from baton.kernels.runtime import triton
 from baton.kernels.runtime.cpu_graph import NotRecordable, Recording, SharedMemory, record
-from baton.models.batch import Batch, Decode, Model, PagePlan, Pools, TensorSpec
+from baton.models.batch import Batch, Decode, Model, PagePlan, Pools, PredictingModel, TensorSpec
 from baton.models.layers.rope import Rotation
 from baton.models.layers.step import BatchPlan
 
+Computation = Callable[..., Tensor]  # of inputs and a BatchPlan
+MOST_RECORDINGS = 1024
+"""The most recordings that are kept: by number of rows, and of the tokens that they feed."""
+
 
 @runtime_checkable
-class PlannedModel(Model, Protocol):
-    """A model whose forward is run(embed(tokens), plan(batch, pools)), followed by `observe`."""
+class PlannedModel(PredictingModel, Protocol):
+    """A model whose forward is run(embed(tokens), plan(batch, pools))."""
 
     def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
         """Return what the layers need to know about the batch."""
@@ -26,61 +32,82 @@ class PlannedModel(Model, Protocol):
         """Return the input of the first layer, [tokens, hidden]."""
         ...
 
-    def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
+    def run(self, embedded: Tensor, step: BatchPlan) -> Tensor:
         """Return hidden states [tokens, hidden] after the final norm; update states and pages in place."""
         ...
 
-    def observe(self, embedded: Tensor, hidden: Tensor, step: BatchPlan) -> None:
-        """Let a head for further tokens see a step, if there is one. hidden: the result of `run`."""
+    def estimate(self, embedded: Tensor, hidden: Tensor, step: BatchPlan) -> Tensor:
+        """Return what `predict` returns. embedded: the tokens' embeddings, [rows, hidden]."""
         ...
 
 
+class StepKind(NamedTuple):
+    """A kind of step. Steps of one kind make the same calls, whichever row feeds or replays how much."""
+
+    computation: Computation
+    rows: int
+    tokens: int  # how many the rows feed
+    drafts: bool  # whether a row feeds or replays drafts
+
+
 @dataclass(frozen=True, slots=True)
-class DecodeStep:
-    """A recorded step, and its input tensors, which each replay fills with new values."""
+class RecordedStep:
+    """A recorded computation, and its inputs, which each replay fills with new values."""
 
     recording: Recording
-    embedded: Tensor
     plan: BatchPlan
+    inputs: tuple[Tensor, ...]
 
-    def replay(self, embedded: Tensor, plan: BatchPlan) -> Tensor:
-        """Run the step with these inputs; return the hidden states, which are valid until the next replay."""
-        self.embedded.copy_(embedded)
-        for held, new in zip(tensors_of(self.plan), tensors_of(plan), strict=True):
-            held.copy_(new)
+    def replay(self, plan: BatchPlan, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Compute the step for this plan and these inputs. The result is valid until the next replay."""
+        held, new = (*self.inputs, *tensors_of(self.plan)), (*inputs, *tensors_of(plan))
+        for target, source in zip(held, new, strict=True):
+            target.copy_(source)
         if self.plan.pages and plan.pages:
             self.plan.pages.table[:, : plan.pages.table.shape[1]] = plan.pages.table
         return self.recording.replay()
 
 
-def hold(plan: BatchPlan, table: Tensor) -> BatchPlan:
+def hold(plan: BatchPlan, table: Tensor, tokens: int) -> BatchPlan:
     """Return a copy of a plan for decoding rows. The copy has its own tensors, which a recording reads in each replay.
 
-    table: memory for the page table, int32 [max_rows, max_pages]. All recordings share it: only one runs at a time.
+    table: memory for the page table, int32 [max_tokens, max_pages]. All recordings share it: only one runs at a time.
+    tokens: how many the rows feed.
     """
-    pages, rotation = plan.pages, plan.rotation
+    pages, rotation, rows = plan.pages, plan.rotation, plan.decode
+    assert rows is not None
     if pages:
         own_table = table[: len(pages.table)]
         pages = PagePlan(pages.offsets.clone(), pages.starts.clone(), own_table, pages.places.clone(), 0, 0)
     if rotation:
         rotation = Rotation(rotation.cos.clone(), rotation.sin.clone())
-    rows = plan.decode
-    decode = Decode(rows.slots.clone(), rows.positions.clone(), rows.page_table) if rows else None
+    drafts = _hold_drafts(rows.drafts, plan.pools, tokens) if rows.drafts else None
+    decode = Decode(rows.slots.clone(), rows.positions.clone(), rows.page_table, drafts=drafts)
     return replace(plan, decode=decode, pages=pages, rotation=rotation)
+
+
+def _hold_drafts(drafts: Drafts, pools: Pools, tokens: int) -> Drafts:
+    """Return a copy for rows that feed so many tokens together, each of which may replay as many as a ring holds."""
+    most = pools.rings[0].shape[1]
+    held = drafts.begins.clone(), drafts.offsets.clone(), drafts.rings.clone()
+    return Drafts(*held, tokens + len(drafts.rings) * most, most)
 
 
 def tensors_of(plan: BatchPlan) -> list[Tensor]:
     """Return the tensors of a plan, except the page table, whose width differs from step to step."""
     row_tensors = [plan.decode.slots, plan.decode.positions] if plan.decode else []
+    drafts = plan.decode.drafts if plan.decode else None
+    draft_tensors = [drafts.begins, drafts.offsets, drafts.rings] if drafts else []
     page_tensors = [plan.pages.offsets, plan.pages.starts, plan.pages.places] if plan.pages else []
     rotation_tensors = [plan.rotation.cos, plan.rotation.sin] if plan.rotation else []
-    return [*row_tensors, *page_tensors, *rotation_tensors]
+    return [*row_tensors, *draft_tensors, *page_tensors, *rotation_tensors]
 
 
 class RecordingModel:
-    """A model that computes the same as `model`, but replays steps that only decode.
+    """A model that computes the same as `model`, but replays steps that only decode, and predictions.
 
-    The result of a replayed step is valid until the next step.
+    The result of a replay is valid until the next one.
+
     pools: the only pools that may be used, because recordings contain their addresses.
     max_rows: the most rows that decode at once.
     max_pages: the most entries of a row's page table.
@@ -88,12 +115,14 @@ class RecordingModel:
 
     def __init__(self, model: PlannedModel, pools: Pools, max_rows: int, max_pages: int) -> None:
         self.vocab_size, self.chunk_size, self.max_position = model.vocab_size, model.chunk_size, model.max_position
+        self.predicts = model.predicts
         self.unrecordable = ""  # if not empty, why steps cannot be recorded; then `model` runs them all
         self._model, self._pools = model, pools
-        self._max_rows, self._max_pages = max_rows, max_pages
+        most_drafts = pools.rings[0].shape[1] if pools.rings else 0
+        self._table_shape = max_rows * (1 + most_drafts), max_pages
         self._memory = SharedMemory()
-        self._steps: dict[int, DecodeStep] = {}
-        self._is_warm = False
+        self._steps: dict[StepKind, RecordedStep] = {}  # the least recently used one first
+        self._warm: set[Computation] = set()  # what has run once
 
     @cached_property
     def _table(self) -> Tensor:
@@ -102,7 +131,7 @@ class RecordingModel:
         Zeroing so much memory starts OpenMP threads for the calling thread. So the memory is allocated at first use, on
         the device's thread. OpenMP threads of another thread would compete with the kernels for processors.
         """
-        return torch.zeros(self._max_rows, self._max_pages, dtype=torch.int32)
+        return torch.zeros(self._table_shape, dtype=torch.int32)
 
     def state_specs(self) -> list[TensorSpec]:
         return self._model.state_specs()
@@ -120,31 +149,50 @@ class RecordingModel:
         return self._model.logits(hidden)
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
+        plan = self._plan(batch, pools)
+        return self._compute(self._model.run, plan, self._model.embed(batch.tokens))
+
+    def predict(self, tokens: Tensor, hidden: Tensor, rows: Decode, pools: Pools) -> Tensor:
+        plan = self._plan(Batch(tokens, rows.positions, None, rows), pools)
+        return self._compute(self._model.estimate, plan, self._model.embed(tokens), hidden)
+
+    def _plan(self, batch: Batch, pools: Pools) -> BatchPlan:
         assert pools is self._pools
-        embedded, plan = self._model.embed(batch.tokens), self._model.plan(batch, pools)
-        only_decodes = plan.decode is not None and plan.decode.drafts is None and not plan.prefill
-        step = None if not only_decodes or self.unrecordable else self._step(embedded, plan)
-        hidden = step.replay(embedded, plan) if step else self._model.run(embedded, plan)
-        self._model.observe(embedded, hidden, plan)
-        return hidden
+        return self._model.plan(batch, pools)
 
-    def _step(self, embedded: Tensor, plan: BatchPlan) -> DecodeStep | None:
-        """Return the recorded step for this number of rows, after recording it if necessary.
+    def _compute(self, computation: Computation, plan: BatchPlan, *inputs: Tensor) -> Tensor:
+        """Return computation(*inputs, plan), as a replay where possible."""
+        step = self._step(computation, plan, inputs)
+        return step.replay(plan, inputs) if step else computation(*inputs, plan)
 
-        Returns None if steps cannot be recorded, and for the very first step: layers compute their constants in it.
+    def _step(self, computation: Computation, plan: BatchPlan, inputs: tuple[Tensor, ...]) -> RecordedStep | None:
+        """Return the recorded step for these numbers of rows and tokens, after recording it if necessary.
+
+        Returns None for steps with prompts, if steps cannot be recorded, and for the very first step: layers compute
+        their constants in it.
         """
-        rows = len(embedded)
-        if rows not in self._steps and self._is_warm:
-            try:
-                self._steps[rows] = self._record(embedded.clone(), hold(plan, self._table))
-            except NotRecordable as reason:
-                self.unrecordable = str(reason)
-        self._is_warm = True
-        return self._steps.get(rows)
+        rows = plan.decode
+        if plan.prefill or rows is None or self.unrecordable:
+            return None
+        kind = StepKind(computation, len(rows.slots), len(inputs[0]), rows.drafts is not None)
+        step = self._steps.pop(kind, None)
+        if step is None and computation in self._warm:
+            step = self._record(computation, plan, inputs)
+        self._warm.add(computation)
+        if step:
+            self._steps[kind] = step  # as the most recently used one, which is the last
+            if len(self._steps) > MOST_RECORDINGS:
+                del self._steps[next(iter(self._steps))]
+        return step
 
-    def _record(self, embedded: Tensor, plan: BatchPlan) -> DecodeStep:
-        """Record a step without running it. Raises NotRecordable if an operation cannot be recorded."""
-        return DecodeStep(record(lambda: self._model.run(embedded, plan), self._memory), embedded, plan)
+    def _record(self, computation: Computation, plan: BatchPlan, inputs: tuple[Tensor, ...]) -> RecordedStep | None:
+        """Record a step without running it. Return None, and set `unrecordable`, if that is not possible."""
+        own, held = tuple(tensor.clone() for tensor in inputs), hold(plan, self._table, len(inputs[0]))
+        try:
+            return RecordedStep(record(lambda: computation(*own, held), self._memory), held, own)
+        except NotRecordable as reason:
+            self.unrecordable = str(reason)
+            return None
 
 
 def recording(model: Model, pools: Pools, max_rows: int, max_pages: int) -> Model:

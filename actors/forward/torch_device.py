@@ -16,7 +16,6 @@ from baton.actors.forward.step.drawing import reported_tokens
 from baton.actors.forward.step.packed import PackedStep, pack_step
 from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.pending import LaunchedWork
-from baton.actors.forward.step.predicting import Predictor
 from baton.actors.forward.step.reporting import CopiedLogprobs, to_host
 from baton.actors.forward.step.rows import DeviceRow, RowTable
 from baton.actors.forward.streams import CpuStream, Stream
@@ -25,7 +24,7 @@ from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request
 from baton.actors.storage.host_memory import HostStates
 from baton.kernels.sampling import TokenCounts, sample
-from baton.models.batch import Model, Pools
+from baton.models.batch import Model, Pools, predictor_of
 
 CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 NOTHING_DRAWN = torch.empty(0, dtype=torch.int64)
@@ -38,7 +37,6 @@ class TorchDevice:
     All calls come from one thread. Sampled tokens stay on the device, in the row table, and feed the next step.
 
     host: the store for copies in host memory.
-    predictor: the model, if it has a head that predicts tokens.
     """
 
     def __init__(
@@ -49,9 +47,8 @@ class TorchDevice:
         max_model_len: int,
         host: HostStates | None = None,
         stream: Stream | None = None,
-        predictor: Predictor | None = None,
     ) -> None:
-        self.model, self.pools, self.max_running, self._predictor = model, pools, max_running, predictor
+        self.model, self.pools, self.max_running, self._predictor = model, pools, max_running, predictor_of(model)
         self._host = host if host is not None else HostStates()
         self._stream = stream if stream is not None else CpuStream()
         self._transfers = Transfers(pools, self._host, self._stream)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from baton.actors.requests import BY_HEAD, BY_NGRAMS, Request
-from baton.actors.results.chances import REMEMBERED_BY_ALL, Chance
-from baton.actors.results.ngrams import NgramDrafter
+from baton.actors.results.chances import REMEMBERED_BY_ALL, REMEMBERED_OF_TEXTS, Chance
+from baton.actors.results.ngrams import LENGTHS, NgramDrafter
 from baton.actors.tokens import unpack
 
 
@@ -92,10 +92,11 @@ def draft(kinds: str = "auto") -> Callable[[Request, Sequence[int]], Drafters | 
     kinds: the drafters that there may be, as in Request.speculation.
     """
     chance = Chance(REMEMBERED_BY_ALL)
+    priors = {length: Chance(REMEMBERED_OF_TEXTS) for length in LENGTHS}
 
     def make(request: Request, history: Sequence[int]) -> Drafters | None:
         by_ngrams, by_head = ({kinds, request.speculation} <= {*of} for of in (BY_NGRAMS, BY_HEAD))
-        own = [NgramDrafter(history, unpack(request.prediction))] if by_ngrams else []
+        own = [NgramDrafter(history, unpack(request.prediction), priors)] if by_ngrams else []
         return Drafters(own, HeadDrafter(chance) if by_head else None) if by_ngrams or by_head else None
 
     return make

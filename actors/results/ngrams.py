@@ -4,7 +4,7 @@ Source: prompt lookup decoding, A. Saxena, https://github.com/apoorvumang/prompt
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from baton.actors.results.chances import Chance
 
 SHORTEST, LONGEST = 2, 4  # tokens that must be equal before the proposed ones; as many as possible are
 SEARCHED, COMPARED = 2**17, 2**12  # most tokens to search, and most occurrences of the last token to compare
+LENGTHS = range(SHORTEST, LONGEST + 1)
+NO_PRIORS: Mapping[int, Chance] = {}
 END = -1  # ends the client's prediction
 
 
@@ -23,14 +25,17 @@ class NgramDrafter:
 
     history: the prompt and the output so far.
     prediction: tokens that the client expects, which count as if they stood before the prompt.
+    priors: the chances of all requests, by number of equal tokens.
     """
 
     name = "ngram"
 
-    def __init__(self, history: Sequence[int], prediction: Sequence[int] = ()) -> None:
+    def __init__(
+        self, history: Sequence[int], prediction: Sequence[int] = (), priors: Mapping[int, Chance] = NO_PRIORS
+    ) -> None:
         self._tokens = array("i", [*prediction, END, *history])
         self._first = len(prediction) + 1  # the index in _tokens of the history's first token
-        self._chances = {length: Chance() for length in range(SHORTEST, LONGEST + 1)}
+        self._chances = {length: Chance(prior=priors.get(length)) for length in LENGTHS}
         self._proposed: list[int] = []  # what was proposed and has not come yet, the last token first
         self._by = SHORTEST  # how many tokens were equal
 

@@ -9,7 +9,7 @@ from baton.actors.tokens import unpack
 
 # A step with drafts must promise at least this many times the tokens a second of a step without: chances and costs are
 # estimates, and a row without drafts never waits for its step to be settled.
-LEAST_GAIN = 1.05
+LEAST_GAIN = 1.1
 # Until the cost of a draft has been measured, it counts as this share of a step without prompts.
 UNKNOWN_COST = 1 / 8
 # In one step of this many, drafts may cost nothing, so that their cost is measured again.

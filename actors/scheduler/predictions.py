@@ -5,12 +5,12 @@ from itertools import chain, repeat
 
 from baton.actors.grants import LIKELY, Chunk
 from baton.actors.requests import BY_HEAD
-from baton.actors.scheduler.drafts import LEAST_GAIN, PROBED, REFRESHED, UNKNOWN_COST, phase
+from baton.actors.scheduler.drafts import LEAST_GAIN, REFRESHED, UNKNOWN_COST, phase
 from baton.actors.scheduler.state import ScheduledRow, SchedulerState, StepPlan
 
 # Until tokens were predicted, a predicted token counts as right with this probability.
 UNKNOWN_CHANCE = 1 / 2
-# If predictions do not pay, this many of PROBED steps predict a token all the same: its cost, and how often it is
+# If predictions do not pay, this many of REFRESHED steps predict a token all the same: its cost, and how often it is
 # right, may have changed.
 TRIED = 4
 
@@ -22,7 +22,8 @@ def plan_predictions(state: SchedulerState, step: StepPlan) -> list[Chunk]:
     if not rows or phase(state) in (REFRESHED - 1, 0, 1):
         return []
     all_rows = len(step.decodes) + sum(chunk.grant in rows for chunk in step.chunks)
-    most = best_number(state, len(rows), max(all_rows, len(rows))) or int((state.steps + PROBED // 2) % PROBED < TRIED)
+    is_tried = (state.steps + REFRESHED // 4) % REFRESHED < TRIED
+    most = best_number(state, len(rows), max(all_rows, len(rows))) or int(is_tried)
     return [Chunk(grant, min(most, useful)) for grant, useful in rows.items()] if most else []
 
 

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from baton.actors.requests import BY_HEAD
 from baton.api.config import Config
+from baton.models.config import ModelError
+from baton.models.loading.heads import NoHeadError
 
 CPU_ROWS, GPU_ROWS = 16, 256  # defaults of --max-running
 CPU_STEP_TOKENS = 512  # default of --step-tokens on a CPU
@@ -50,14 +53,23 @@ def batch_limits(config: Config, is_gpu: bool, free: int, has_head: bool = False
 
 
 def wants_head(config: Config, is_gpu: bool) -> bool:
-    """Return whether to load the model's head for multi-token prediction.
+    """Return whether to load the model's head for multi-token prediction, if it has one.
 
-    It is not loaded unless the options ask for it, because it takes time in each step, also where nothing is predicted.
-    Raises ValueError if they do on a GPU.
+    Raises ValueError if the options ask for the head on a GPU.
     """
     if is_gpu and config.speculation == "mtp":
         raise ValueError("--speculation mtp: the head predicts on a CPU only, so far; a GPU verifies drafts of ngram")
-    return config.speculation == "mtp"
+    return not is_gpu and config.speculation in BY_HEAD
+
+
+def explain_headless(config: Config, why: ModelError) -> list[str]:
+    """Return notes about a model that is loaded without its head. why: the error of with_head.
+
+    Raises ValueError if the options ask for the head.
+    """
+    if config.speculation == "mtp":
+        raise ValueError(f"--speculation mtp: {why}") from why
+    return [] if isinstance(why, NoHeadError) else [f"no drafts from the model's head: {why}"]
 
 
 def gpu_step_tokens(free: int) -> int:

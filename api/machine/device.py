@@ -4,7 +4,6 @@ import structlog
 import torch
 
 from baton.actors.forward.cuda_stream import CudaStream
-from baton.actors.forward.step.predicting import Predictor
 from baton.actors.forward.streams import CpuStream, Stream
 from baton.actors.forward.torch_device import TorchDevice
 from baton.actors.forward.warming import pages_to_warm, warm_up
@@ -103,13 +102,12 @@ def make_device(
     host: HostStates,
     stream: Stream,
     longest: int,
-    predictor: Predictor | None = None,
 ) -> TorchDevice:
     """Make the device, warmed up: all kernels are compiled and all graphs captured, so that no request waits for that.
 
-    longest: maximum prompt tokens in a step. predictor: see TorchDevice.
+    longest: maximum prompt tokens in a step.
     """
-    device = TorchDevice(model, pools, max_running, max_model_len, host, stream, predictor)
+    device = TorchDevice(model, pools, max_running, max_model_len, host, stream)
     if stream.can_capture:
         device.capture()
         warm_up(device, min(longest, max_model_len - 2), longest)

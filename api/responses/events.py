@@ -11,6 +11,7 @@ import msgspec
 from baton.actors.requests import Output
 from baton.api import errors
 from baton.api.errors import ApiError
+from baton.api.generation.answers import CompletionTokensDetails
 from baton.api.generation.messages import Message
 from baton.api.generation.outputs import Member
 from baton.api.generation.parsed_answer import ParsedAnswer
@@ -121,6 +122,7 @@ class Transcript:
         self.over = True
         self._parsed = None
         generated = 0 if self.prefill_only else member.completion_tokens
+        of_output = CompletionTokensDetails(parsed.reasoning_tokens, member.accepted, member.rejected)
         self.body.update(
             {
                 "status": status,
@@ -133,7 +135,7 @@ class Transcript:
                     "input_tokens_details": {"cached_tokens": member.cached_tokens, "cache_write_tokens": 0}
                     | ({"lost": member.miss_reason} if member.miss_reason else {}),
                     "output_tokens": generated,
-                    "output_tokens_details": {"reasoning_tokens": parsed.reasoning_tokens},
+                    "output_tokens_details": msgspec.to_builtins(of_output),
                     "total_tokens": member.prompt_tokens + generated,
                 },
             }

@@ -10,6 +10,7 @@ from baton.models.layers.kda import KdaMixer
 from baton.models.layers.mamba2 import Mamba2Mixer
 from baton.models.layers.mla import LatentAttention
 from baton.models.layers.mlp import GatedMLP, SquaredReluMLP
+from baton.models.layers.prediction import PredictionHead
 
 COMMON = frozenset({"linear.dense", "runtime.cpu_graph", "norm.rms", "sampling"})
 BY_LAYER: dict[type[nn.Module], frozenset[str]] = {
@@ -20,6 +21,7 @@ BY_LAYER: dict[type[nn.Module], frozenset[str]] = {
     KdaMixer: frozenset({"delta_net.decode", "delta_net.prefill"}),
     LatentAttention: frozenset({"attention.paged", "linear.per_head", "attention.mla_cache"}),
     Mamba2Mixer: frozenset({"mamba2.decode", "mamba2.prefill"}),
+    PredictionHead: frozenset({"prediction"}),
     SquaredReluMLP: frozenset({"activations"}),
 }
 

@@ -9,6 +9,8 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from baton.kernels.prediction import exchange_hidden, join
+from baton.kernels.prefill.plan import PrefillPlan
 from baton.models.batch import TensorSpec
 from baton.models.layers.linear import Linear
 from baton.models.layers.norm import RMSNorm
@@ -62,8 +64,7 @@ class PredictionHead(nn.Module):
 
         embedded: [tokens, size], the tokens' embeddings. hidden: [tokens, size], the model's hidden states.
         """
-        self._blocks[0].observe(self._joined(embedded, preceding(hidden, step)), step)
-        keep(hidden, step)
+        self._blocks[0].observe(self._joined(embedded, exchange(hidden, step)), step)
 
     def predict(self, embedded: Tensor, hidden: Tensor, step: BatchPlan) -> Tensor:
         """Return estimates of the hidden states after some tokens, [rows, size]; write these tokens' keys and values.
@@ -78,8 +79,8 @@ class PredictionHead(nn.Module):
         return predicted
 
     def _joined(self, embedded: Tensor, hidden: Tensor) -> Tensor:
-        both = self.embedding_norm(embedded, None)[1], self.hidden_norm(hidden, None)[1]
-        joined: Tensor = self.fc(torch.cat(both, 1))
+        both = join(self.embedding_norm(embedded, None)[1], self.hidden_norm(hidden, None)[1])
+        joined: Tensor = self.fc(both)
         return joined
 
 
@@ -88,51 +89,39 @@ def hidden_spec(size: int, dtype: torch.dtype) -> TensorSpec:
     return TensorSpec((size,), dtype)
 
 
-def preceding(hidden: Tensor, step: BatchPlan) -> Tensor:
-    """Return the hidden state before each of a step's tokens, like `hidden`. Before position 0 it is 0.
+def exchange(hidden: Tensor, step: BatchPlan) -> Tensor:
+    """Return the hidden state before each of a step's tokens, like `hidden`; before position 0 it is 0.
+
+    Store the hidden states of each row's last token and drafts, and of checkpoints.
 
     hidden: [tokens, size], the hidden states of the tokens.
     """
-    before, states = torch.cat([hidden[:1], hidden[:-1]]), step.pools.state[-1]
+    states, before = step.pools.state[-1], list[Tensor]()
     if step.prefill:
-        before[step.prefill.offsets[:-1]] = states[step.prefill.slots]
+        before.append(_exchange_prompts(hidden[: step.prefilled], states, step.prefill))
     if rows := step.decode:
-        of_slots, first = states[rows.slots], slice(step.prefilled, None)
-        if rows.drafts is None:
-            before[first] = of_slots
-        else:
-            # Accepted drafts are not in the slot's state yet: the hidden state of the last one is in the ring.
-            ring, fed = step.pools.rings[-1], rows.drafts.offsets
-            replays = rows.drafts.begins.diff() - fed.diff()
-            replayed = ring[rows.drafts.rings, (replays - 1).clamp(min=0)]
-            before[fed[:-1] + step.prefilled] = torch.where(replays[:, None] > 0, replayed, of_slots)
+        before.append(exchange_hidden(hidden[step.prefilled :], states, rows.slots, rows.drafts, _ring(step)))
+    return before[0] if len(before) == 1 else torch.cat(before)
+
+
+def _exchange_prompts(hidden: Tensor, states: Tensor, prefill: PrefillPlan) -> Tensor:
+    """Do for segments of prompts what `exchange` does."""
+    before, slots = torch.cat([hidden[:1], hidden[:-1]]), list(prefill.slots)
+    before[prefill.offsets[:-1]] = states[slots]
+    states[slots] = hidden[[end - 1 for end in prefill.offsets[1:]]]
+    for segment, position, slot in prefill.checkpoints:
+        states[slot] = hidden[prefill.offsets[segment] + position - prefill.starts[segment] - 1]
     return before
-
-
-def keep(hidden: Tensor, step: BatchPlan) -> None:
-    """Store the hidden states of each row's last token and drafts, and of checkpoints. hidden: [tokens, size]."""
-    states = step.pools.state[-1]
-    if prefill := step.prefill:
-        states[prefill.slots] = hidden[[end - 1 for end in prefill.offsets[1:]]]
-        for segment, position, slot in prefill.checkpoints:
-            states[slot] = hidden[prefill.offsets[segment] + position - prefill.starts[segment] - 1]
-    if rows := step.decode:
-        of_rows = hidden[step.prefilled :]
-        if rows.drafts is None:
-            states[rows.slots] = of_rows
-        else:
-            fed = rows.drafts.offsets
-            states[rows.slots] = of_rows[fed[:-1]]
-            row = torch.repeat_interleave(torch.arange(len(rows.slots), device=fed.device), fed.diff())
-            number = torch.arange(len(of_rows), device=fed.device) - fed[row]
-            drafts = number > 0
-            step.pools.rings[-1][rows.drafts.rings[row[drafts]], number[drafts] - 1] = of_rows[drafts]
 
 
 def replay(step: BatchPlan) -> None:
     """Put the hidden states of accepted drafts into the states of decoding rows that feed nothing."""
-    rows = step.decode
+    rows, states = step.decode, step.pools.state[-1]
     if rows is None or rows.drafts is None:
         raise ValueError("there are no accepted drafts")
-    ring, replays = step.pools.rings[-1], rows.drafts.begins.diff() - rows.drafts.offsets.diff()
-    step.pools.state[-1][rows.slots] = ring[rows.drafts.rings, replays - 1]
+    exchange_hidden(states[:0], states, rows.slots, rows.drafts, _ring(step))
+
+
+def _ring(step: BatchPlan) -> Tensor | None:
+    """Return the ring for hidden states; None if there are no drafts."""
+    return step.pools.rings[-1] if step.decode and step.decode.drafts else None

@@ -48,7 +48,7 @@ def load_model(
     before_packing: Callable[[], None] = lambda: None,
     state_dtype: torch.dtype = torch.float32,
     bits: int | None = None,
-    on_headless: Callable[[str], None] | None = None,
+    on_headless: Callable[[ModelError], None] | None = None,
 ) -> Model:
     """Load the model in the folder `path`: its config.json and its weights.
 
@@ -60,7 +60,8 @@ def load_model(
     state_dtype: the dtype in which recurrent states are stored, float32 or bfloat16.
     bits: 8 or 4 quantizes each projection's weight to integers when it is read, so that loading needs no more memory
         than the result and one tensor; None does not quantize.
-    on_headless: if given, the head for multi-token prediction is loaded too; called with the reason if it cannot be.
+    on_headless: if given, the head for multi-token prediction is loaded too; called with the error of with_head if
+        it cannot be.
     Raises ModelError if `path` is not a folder, if a family, quantization or setting is not supported, and if tensors
     are missing, surplus, misshapen or not finite.
     """
@@ -73,7 +74,7 @@ def load_model(
             stored, scaled = pair_scales(headers, read_quantization(path, config))
             config = heads.with_head(stored, config, family, scaled)
         except ModelError as error:
-            on_headless(str(error))
+            on_headless(error)
     model = build_model(family, config, dtype or checkpoint_dtype(path, config), state_dtype)
     on_built(model)
     if bits is not None:

@@ -11,18 +11,22 @@ from baton.models.loading.matching import match
 from baton.models.loading.shards import StoredTensor
 
 
+class NoHeadError(ModelError):
+    """The files hold no head for multi-token prediction."""
+
+
 def with_head(
     stored: list[StoredTensor], config: ModelConfig, family: Family, scaled: Collection[str] = ()
 ) -> ModelConfig:
     """Return the config of the model with its head.
 
-    Raises ModelError if the files hold no head, or one that Baton cannot compute.
+    Raises NoHeadError if the files hold no head, and ModelError if they hold one that Baton cannot compute.
 
     stored: the tensors of the checkpoint. scaled: names of those that have a scale.
     """
     of_head = [tensor for tensor in stored if is_of_head(tensor.name)]
     if not (family.can_have_head and of_head):
-        raise ModelError("the files hold no head for multi-token prediction (mtp.*)")
+        raise NoHeadError("the files hold no head for multi-token prediction (mtp.*)")
     with_it = config.with_head()
     with torch.device("meta"):
         model = family.build(with_it, torch.float32, torch.float32)

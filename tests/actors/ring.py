@@ -43,7 +43,6 @@ from baton.actors.storage.files import StateFiles
 from baton.actors.storage.host_memory import HostStates
 from baton.actors.tokens import pack, unpack
 from baton.models.batch import Model, Pools, allocate
-from baton.models.decoder import predictor_of
 from baton.models.text.detokenizer import Detokenizer
 
 GREEDY = Sampling(temperature=0.0)
@@ -224,7 +223,7 @@ async def running(
     pools = allocate(model, slots, pages, page_size, torch.device("cpu"), chosen.max_running, chosen.drafts)
     ring = Ring(model, pools)
     host = HostStates()
-    torch_device = TorchDevice(model, pools, chosen.max_running, 1024, host, predictor=predictor_of(model))
+    torch_device = TorchDevice(model, pools, chosen.max_running, 1024, host)
     device = ContainedDevice(wrap(torch_device), survives)
     config = RelayConfig(slots, pages, chosen, tiers, codec_check, poison_freed, restarts, cache_policy=policy)
     disk = StateFiles(folder, "this model", host) if folder is not None else None

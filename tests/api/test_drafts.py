@@ -73,6 +73,13 @@ def test_drafts_follow_a_grammar(server: ServerProcess) -> None:
     assert predicted == text and accepted > TOKENS / 2
 
 
+def test_responses_count_drafts_too(server: ServerProcess) -> None:
+    schema = {"type": "json_schema", "name": "repeated", "schema": {"enum": ["abc" * 15]}}
+    status, answer = server.post("/v1/responses", {"input": "a", "text": {"format": schema}})
+    assert status == 200 and answer["output"][0]["content"][0]["text"] == '"' + "abc" * 15 + '"'
+    assert answer["usage"]["output_tokens_details"]["accepted_prediction_tokens"] > 15
+
+
 def test_drafts_are_counted_in_the_metrics_and_in_the_log(server: ServerProcess) -> None:
     text, *_ = ask(server, temperature=0)
     _, accepted, _ = ask(server, temperature=0, prediction={"type": "content", "content": text})

@@ -67,7 +67,7 @@ def test_files_without_a_head_are_refused_with_mtp(tmp_path: Path) -> None:
 
 def test_inspect_counts_the_head_where_it_would_be_loaded(checkpoint: Path) -> None:
     assert parser().parse_args(["inspect", str(checkpoint), "--speculation", "mtp"]).speculation == "mtp"
-    with_it, without = (examine(Config(model=str(checkpoint), speculation=chosen)) for chosen in ("mtp", "auto"))
+    with_it, without = (examine(Config(model=str(checkpoint), speculation=chosen)) for chosen in ("mtp", "ngram"))
     assert with_it.layers == without.layers | {"PredictionHead": 1}
     assert with_it.parameters > without.parameters and with_it.thousand_tokens > without.thousand_tokens
     assert not with_it.refused and not without.refused

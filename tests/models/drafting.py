@@ -1,7 +1,7 @@
 """Rows that decode with drafts, compared with the same rows that decode one token at a time, on any device."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from baton.kernels.drafts import Drafts
 from baton.models.batch import Batch, Decode, Model, Prefill, allocate
+from baton.models.recorded import recording
 from tests.models.oracle import VOCABULARY
 
 CPU = torch.device("cpu")
@@ -22,10 +23,14 @@ class Rows:
 
     model: Model
     device: torch.device
+    recorded: bool = False  # whether steps are recorded and replayed, where that is possible
     sequences: Tensor = field(default_factory=lambda: torch.randint(0, VOCABULARY, (ROWS, PROMPT + TOKENS)))
+    with_drafts: int = 0  # how many steps had drafts
 
     def __post_init__(self) -> None:
         self.pools = allocate(self.model, ROWS, ROWS * PAGES, PAGE, self.device, ROWS, MOST)
+        if self.recorded:
+            self.model = recording(self.model, self.pools, ROWS, PAGES)
         self.table = torch.arange(ROWS * PAGES, dtype=torch.int32, device=self.device).view(ROWS, PAGES)
         for row in range(ROWS):
             prompt = Prefill([0, PROMPT], [0], [row], [], self.table[row : row + 1])
@@ -37,6 +42,7 @@ class Rows:
         counts = [len(fed) for fed in tokens]
         places = [start + i for start, count in zip(positions, counts, strict=True) for i in range(count)]
         drafts = self._drafts(replays, counts, rows) if any(replays) or set(counts) != {1} else None
+        self.with_drafts += drafts is not None
         fed, at, slots, starts = self._on_device([*chain(*tokens)], places, rows, positions)
         return self._run(Batch(fed, at, None, Decode(slots, starts, self.table[slots], drafts=drafts)))
 
@@ -64,11 +70,16 @@ def assert_drafts_change_nothing(
     seed: int = 0,
     device: torch.device = CPU,
     assert_same: Callable[[Tensor, Tensor], None] = assert_equal,
-) -> None:
-    """Check the hidden states of all accepted tokens, and the states and whole pages at the end."""
+    recorded: bool = False,
+    counts: Sequence[int] = (0, 1, 3, MOST),
+) -> Rows:
+    """Check the hidden states of all accepted tokens, and the states and whole pages at the end.
+
+    Returns the rows that had drafts. recorded: see Rows; only of these rows. counts: how many drafts a row may feed.
+    """
     torch.manual_seed(seed)
     plain, chance = Rows(model, device), random.Random(seed)
-    drafted = Rows(model, device, plain.sequences)
+    drafted = Rows(model, device, recorded, plain.sequences)
     expected = [
         plain.step(list(range(ROWS)), [position] * ROWS, [[int(t)] for t in plain.sequences[:, position]], [0] * ROWS)
         for position in range(PROMPT, PROMPT + TOKENS)
@@ -78,7 +89,7 @@ def assert_drafts_change_nothing(
         going = [row for row in chance.sample(range(ROWS), ROWS) if done[row] < TOKENS]
         fed, right = list[list[int]](), list[int]()
         for row in going:
-            count = min(TOKENS - done[row], 1 + chance.choice([0, 1, 3, MOST]))
+            count = min(TOKENS - done[row], 1 + chance.choice(counts))
             right.append(chance.randint(1, count))
             start = PROMPT + done[row]
             wrong = [chance.randrange(VOCABULARY) for _ in range(count - right[-1])]
@@ -99,3 +110,4 @@ def assert_drafts_change_nothing(
     whole = plain.table[:, : (PROMPT + TOKENS) // PAGE].long()
     for found, exact in zip(drafted.pools.pages, plain.pools.pages, strict=True):
         assert_same(found[whole], exact[whole])
+    return drafted

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from baton.models.batch import Batch, Decode, Prefill, StateCheckpoint, allocate
+from baton.models.config import ModelError
 from baton.models.decoder import Decoder
 from baton.models.loading.checkpoint import load_model
+from baton.models.loading.heads import NoHeadError
 from tests.models.heads import NEMOTRON, QWEN, Definition, definition_of, with_head
 from tests.models.loading.test_loading import copied
 from tests.models.oracle import VOCABULARY, Oracle
@@ -27,7 +29,7 @@ def checkpoint(oracle: Oracle, folder: Path, name: str) -> Path:
     return with_head(original, folder / name, NEMOTRON, **keys)
 
 
-def load(path: Path, reasons: list[str] | None = None) -> Decoder:
+def load(path: Path, reasons: list[ModelError] | None = None) -> Decoder:
     """Load a model with its head. reasons: gets the reason if that is not possible; None: it must be."""
     model = load_model(path, torch.float32, CPU, on_headless=(reasons if reasons is not None else []).append)
     assert isinstance(model, Decoder)
@@ -133,6 +135,7 @@ def test_a_model_is_loaded_without_a_head_that_baton_cannot_compute(oracle: Orac
         (copied(whole, tmp_path / "lacking", tensors=without_a_weight), "missing tensors: mtp.fc.weight"),
         (copied(whole, tmp_path / "more", tensors=with_one_too_many), "surplus tensors: mtp.embed_tokens.weight"),
     ):
-        reasons = list[str]()
-        assert load(path, reasons).mtp is None and reason in reasons[0]
+        reasons = list[ModelError]()
+        assert load(path, reasons).mtp is None and reason in str(reasons[0])
+        assert isinstance(reasons[0], NoHeadError) == ("hold no head" in reason)
     assert load(whole).mtp

@@ -4,15 +4,19 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
-from baton.models.batch import Batch, Decode, Pools, Prefill, allocate
+from baton.models import recorded
+from baton.models.batch import Batch, Decode, Model, Pools, PredictingModel, Prefill, allocate
 from baton.models.loading.checkpoint import random_model
 from baton.models.recorded import RecordingModel, recording
 from tests.kernels.installed import installed, runnable
+from tests.models.drafting import assert_drafts_change_nothing
 from tests.models.oracle import CHECKPOINTS, VOCABULARY, settings_of
 
 CPU = torch.device("cpu")
 PAGE, ROWS, PAGES = 4, 5, 12
+WITH_HEADS = ["qwen3_5", "qwen3_5_moe", "nemotron_h-moe"]
 everywhere = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
@@ -26,9 +30,14 @@ class Pair:
     """A model and the same model with recorded steps, each with pools of its own."""
 
     def __init__(
-        self, name: str, dtype: torch.dtype, bits: int | None = None, states: torch.dtype = torch.float32
+        self,
+        name: str,
+        dtype: torch.dtype,
+        bits: int | None = None,
+        states: torch.dtype = torch.float32,
+        with_head: bool = False,
     ) -> None:
-        self.model = random_model(settings_of(name), dtype, CPU, 0, states, bits)
+        self.model = random_model(settings_of(name), dtype, CPU, 0, states, bits, with_head)
         self.pools = [allocate(self.model, ROWS, ROWS * PAGES, PAGE, CPU) for _ in range(2)]
         self.recorded = recording(self.model, self.pools[1], ROWS, PAGES)
         order = torch.randperm(ROWS * PAGES, generator=torch.Generator().manual_seed(0))
@@ -39,6 +48,15 @@ class Pair:
         expected = self.model.forward(batch, self.pools[0])
         assert torch.equal(self.recorded.forward(batch, self.pools[1]), expected)
         assert self.bits(self.pools[0]) == self.bits(self.pools[1])
+
+    def predict(self, tokens: list[int], hidden: Tensor, position: int) -> None:
+        """Predict a token of the first rows in both models, and check that the results are the same to the bit."""
+        rows = Decode(*2 * (torch.full((len(tokens),), position),), self.table[: len(tokens)])
+        results = []
+        for model, pools in zip((self.model, self.recorded), self.pools, strict=True):
+            assert isinstance(model, PredictingModel)
+            results.append(model.predict(torch.tensor(tokens), hidden, rows, pools))
+        assert torch.equal(*results) and self.bits(self.pools[0]) == self.bits(self.pools[1])
 
     def bits(self, pools: Pools) -> bytes:
         return pools.slots.numpy().tobytes() + pools.blocks.numpy().tobytes()
@@ -68,7 +86,7 @@ def test_replayed_steps_equal_the_models(name: str, dtype: torch.dtype) -> None:
             lengths[slot] += 1
     assert isinstance(pair.recorded, RecordingModel)
     assert pair.recorded.unrecordable == "", "every layer of the family is native"
-    assert sorted(pair.recorded._steps) == [1, 2, 3, 5]
+    assert sorted(kind.rows for kind in pair.recorded._steps) == [1, 2, 3, 5]
 
 
 @pytest.mark.usefixtures("native_kernels")
@@ -83,7 +101,55 @@ def test_integer_weights_and_bfloat16_states_are_replayed_too(bits: int | None, 
     for position in range(9, 14):
         pair.decode([1], [position])
     assert isinstance(pair.recorded, RecordingModel)
-    assert pair.recorded.unrecordable == "" and list(pair.recorded._steps) == [1]
+    assert pair.recorded.unrecordable == "" and [kind.rows for kind in pair.recorded._steps] == [1]
+
+
+@everywhere
+@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_steps_with_drafts_are_replayed_too(name: str, dtype: torch.dtype) -> None:
+    """Each recording serves rows that feed and replay other numbers of drafts than when it was made."""
+    assert_replays(random_model(settings_of(name), dtype, CPU, 3))
+
+
+@everywhere
+@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.parametrize("name", WITH_HEADS)
+def test_so_is_what_a_head_for_predictions_observes(name: str, dtype: torch.dtype) -> None:
+    assert_replays(random_model(settings_of(name), dtype, CPU, 4, with_head=True))
+
+
+def assert_replays(model: Model) -> None:
+    rows = assert_drafts_change_nothing(model, 4, recorded=True, counts=(1, 2))
+    assert isinstance(rows.model, RecordingModel)
+    assert rows.model.unrecordable == ""
+    kinds = [kind for kind in rows.model._steps if kind.drafts]
+    assert 3 < len(kinds) < rows.with_drafts - 3, "some steps replay what others have recorded"
+
+
+@everywhere
+@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.parametrize("name", WITH_HEADS)
+def test_predictions_are_replayed_too(name: str, dtype: torch.dtype) -> None:
+    pair = Pair(name, dtype, with_head=True)
+    for slot in range(2):
+        pair.prefill(slot, 9)
+    g = torch.Generator().manual_seed(0)
+    for rows in (1, 1, 2, 2, 1):
+        hidden = torch.randn(rows, 64, generator=g).to(dtype)
+        pair.predict([5, 7][:rows], hidden, 9)
+    assert isinstance(pair.recorded, RecordingModel)
+    assert pair.recorded.unrecordable == "" and [kind.rows for kind in pair.recorded._steps] == [2, 1]
+
+
+def test_the_least_recently_used_recording_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "MOST_RECORDINGS", 2)
+    with installed(runnable()[0], threads=2):
+        pair = Pair("mamba2", torch.float32)
+        for position, slots in enumerate([[0], [0], [0, 1], [0], [0, 1, 2], [0]]):
+            pair.decode(slots, [position] * len(slots))
+    assert isinstance(pair.recorded, RecordingModel)
+    assert [kind.rows for kind in pair.recorded._steps] == [3, 1]
 
 
 def test_without_native_code_the_model_runs_unrecorded() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,19 +10,7 @@ from baton.actors.forward.device import Work
 from baton.actors.forward.step.drawing import Draws
 from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.rows import RowTable
-from baton.models.batch import Decode, Pools
-
-
-class Predictor(Protocol):
-    """A model with a head that predicts tokens. See models/layers/prediction.py."""
-
-    def predict(self, tokens: Tensor, hidden: Tensor, rows: Decode, pools: Pools) -> Tensor:
-        """Return estimates of the hidden states after the tokens, [rows, size], given those before them."""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 logits [rows, vocabulary]."""
-        ...
+from baton.models.batch import Decode, Pools, PredictingModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +27,7 @@ class PackedPredictions:
     width: int  # entries of a row's page table that are needed
 
     def predict(
-        self, model: Predictor, pools: Pools, table: RowTable, hidden: Tensor, last_draws: Tensor | None
+        self, model: PredictingModel, pools: Pools, table: RowTable, hidden: Tensor, last_draws: Tensor | None
     ) -> Tensor:
         """Enqueue the predictions. Return int64 [sum of counts]: the first token of each row, then the second, ….
 

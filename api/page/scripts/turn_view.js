@@ -41,6 +41,7 @@ function figuresOf(turn) {
     make("span", { title: `${number(prompt)} tokens of history and message: ${number(turn.cached_tokens)} came with the state, the others were read` },
       make("span", { class: "bar", "aria-hidden": "true" }, bar), make("b", {}, number(turn.cached_tokens)), " from the state, ", make("b", {}, number(prompt - turn.cached_tokens)), " read"),
     make("span", {}, make("b", {}, number(turn.output_tokens)), turn.output_tokens === 1 ? " token" : " tokens"),
+    turn.accepted > 0 && make("span", { title: "Tokens that came as drafts: each saved a step" }, make("b", {}, number(turn.accepted)), " drafted"),
     turn.rate && make("span", {}, make("b", {}, number(Math.round(turn.rate))), " tokens/s"),
     typeof turn.first_ms === "number" && make("span", { title: "From sending to the first token shown" }, "first token ", make("b", {}, duration(turn.first_ms))));
 }

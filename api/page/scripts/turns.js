@@ -117,6 +117,7 @@ async function finish(one, response) {
   inTab.set("running:" + one.id, null);
   measure(response.id, {
     first_ms: running.first === null || running.sent === null ? null : running.first - running.sent,
+    accepted: usage.output_tokens_details?.accepted_prediction_tokens ?? 0,
     rate: running.first !== null && output > 1 && ended > running.first ? ((output - 1) * 1000) / (ended - running.first) : null,
   });
   const cached = usage.input_tokens_details?.cached_tokens ?? 0;

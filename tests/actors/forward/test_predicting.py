@@ -33,7 +33,7 @@ class Bench:
 
     def __init__(self, model: Decoder) -> None:
         self.pools = allocate(model, 4, PAGES, PAGE, CPU, 3, DRAFTS)
-        self.device = TorchDevice(model, self.pools, 3, 40, predictor=model)
+        self.device = TorchDevice(model, self.pools, 3, 40)
 
     def open(self, row: int, tokens: int, pages: list[int]) -> WorkChunk:
         request = Request("r", pack(range(tokens)), tokens, Sampling(temperature=0.0), Stops(99))

@@ -85,3 +85,19 @@ def test_a_long_history_is_searched_in_bounded_time() -> None:
     assert drafter.propose(1)[0] == [], "the beginning is too far away"
     drafter = NgramDrafter([9] * 200_000)
     assert drafter.propose(3)[0] == [9, 9, 9]
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_requests_learn_from_each_other_how_often_repetitions_go_on(is_right: bool) -> None:
+    """A new request neither feeds wrong drafts until it knows better, nor hesitates where drafts are right."""
+    make = draft("ngram")
+    request = Request(id="a", tokens=b"", prompt_len=0, sampling=Sampling(), stops=Stops(max_tokens=9))
+    for _ in range(30):
+        drafter = make(request, [1, 2, 3, 1, 2])
+        assert drafter is not None
+        drafter.propose(1)
+        drafter.push(3 if is_right else 4)
+    fresh = make(request, [1, 2, 3, 1, 2])
+    assert fresh is not None
+    _, chance = fresh.propose(1)
+    assert chance > 0.9 if is_right else chance < 0.1

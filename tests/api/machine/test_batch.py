@@ -9,9 +9,11 @@ from baton.actors.forward.streams import CpuStream
 from baton.api import wiring
 from baton.api.config import Config, description, fields
 from baton.api.machine import device
-from baton.api.machine.batch import MOST_GPU_STATES, BatchLimits, batch_limits, wants_head
+from baton.api.machine.batch import MOST_GPU_STATES, BatchLimits, batch_limits, explain_headless, wants_head
 from baton.api.wiring import notes, size
 from baton.models.batch import TensorSpec
+from baton.models.config import ModelError
+from baton.models.loading.heads import NoHeadError
 from tests.api.machine.fake_cuda import GIB
 
 MIB = 2**20
@@ -56,6 +58,17 @@ def test_predictions_need_a_head() -> None:
     assert batch_limits(Config(), False, 0).predictions == 0
 
 
+def test_a_head_is_loaded_where_it_may_predict() -> None:
+    kinds = ("auto", "ngram", "mtp", "off")
+    assert [wants_head(Config(speculation=kind), False) for kind in kinds] == [True, False, True, False]
+    assert not any(wants_head(Config(speculation=kind), True) for kind in ("auto", "ngram", "off"))
+
+
+def test_only_a_head_that_cannot_be_computed_is_worth_a_note() -> None:
+    assert explain_headless(Config(), NoHeadError("the files hold no head")) == []
+    assert explain_headless(Config(), ModelError("2 layers")) == ["no drafts from the model's head: 2 layers"]
+
+
 def test_a_gpu_gets_more_rows_and_larger_steps_than_a_cpu() -> None:
     assert batch_limits(Config(), False, 500 * GIB) == BatchLimits(16, 512, 8, 0, 48)
     assert batch_limits(Config(), True, 60 * GIB) == BatchLimits(256, 8192, 0, 0, MOST_GPU_STATES)
@@ -98,7 +111,7 @@ def test_the_log_and_the_help_say_which_defaults_were_taken() -> None:
     model: Any = Sized(2)
     batch = batch_limits(Config(), False, 0)
     sizes = size(Config(memory=2**30), batch, model, 1000, CpuStream())
-    assert "16 requests run at once, in steps of up to 512 tokens" in notes(sizes, batch)
+    assert "16 requests run at once, in steps of up to 512 tokens" in notes(Config(), sizes, batch)
     texts = {field.name: description(field) for field in fields()}
     assert "[256 on a GPU, otherwise 16]" in texts["max_running"]
     assert "[2048 to 8192 on a GPU, by its free memory; otherwise 512]" in texts["step_tokens"]
