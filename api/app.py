@@ -11,12 +11,17 @@ from aiohttp import HttpVersion11, web
 from aiohttp.web_protocol import RequestPayloadError
 from structlog.contextvars import bound_contextvars
 
+from baton.actors.runtime.digests import Digester
 from baton.api import admin, errors, tokenization
 from baton.api.anthropic import routes as messages
 from baton.api.anthropic.errors import error_body, is_messages, status_of
 from baton.api.connections.limits import connection_limits
 from baton.api.connections.registry import CONNECTIONS, Connections
 from baton.api.errors import ApiError
+from baton.api.events import routes as events
+from baton.api.events.feed import Feed
+from baton.api.events.places import DIGESTER, HEADER, PLACES, places_of
+from baton.api.events.routes import FEED
 from baton.api.exchange import GENERATION, REQUEST_ID, STREAM_ERROR, TRACE, new_id
 from baton.api.generation.answers import milliseconds, summary
 from baton.api.generation.request_context import read_trace_context
@@ -24,6 +29,7 @@ from baton.api.openai import chat, completions, stored
 from baton.api.page import routes as page
 from baton.api.responses import conversations, counting, routes as responses, websocket
 from baton.api.responses.store import RESPONSES, ResponseStore
+from baton.api.resuming import ROUTED
 from baton.api.security import Guard, cors_headers
 from baton.api.server import SERVER, Server
 from baton.api.sessions import routes as sessions, turns
@@ -34,13 +40,15 @@ from baton.api.version import VERSION
 
 HANDLERS = (
     page, chat, stored, completions, responses, conversations, counting, websocket, messages, sessions, turns, sglang,
-    tokenization, admin,
+    tokenization, admin, events,
 )  # fmt: skip
 GUARD = web.AppKey("guard", Guard)
 # Values of Content-Encoding that aiohttp accepts and decompresses.
 ENCODINGS = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
 # Paths that monitors poll; their requests are logged at level debug only.
 QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/peers", "/debug/slots"})
+
+EVENT_STREAM = "text/event-stream"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -55,9 +63,12 @@ def make_app(server: Server) -> web.Application:
     app[RESPONSES] = ResponseStore(config.response_retention, config.response_memory)
     app[CONNECTIONS] = Connections(connection_limits(config))
     app[websocket.OPEN_SOCKETS] = set()
+    app[DIGESTER] = Digester()
+    app[FEED] = Feed(server, (app[SESSIONS], app[RESPONSES]))
     server.metrics.watch_sessions(app[SESSIONS])
     server.metrics.watch_responses(app[RESPONSES])
     server.metrics.watch_connections(app[CONNECTIONS])
+    app.on_shutdown.append(app[FEED].close)
     app.on_shutdown.append(app[CONNECTIONS].close)
     app.on_shutdown.append(websocket.close_all)
     app.on_shutdown.append(end_tasks)
@@ -117,6 +128,8 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     status, code = errors.CLIENT_LEFT, None
     try:
         response = await guarded(request, handler)
+        if ROUTED in request.headers:
+            await add_places(request, response)
         status, code = response.status, request.get(STREAM_ERROR)
         return response
     except ApiError as error:
@@ -152,6 +165,18 @@ async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
             raise
         headers = {name: value for name, value in error.headers.items() if name == "Allow"}
         raise errors.from_status(error.status, describe(request, error), headers) from None
+
+
+async def add_places(request: web.Request, response: web.StreamResponse) -> None:
+    """Add where the states of the request and of its answer lie, for a router: as a header, or at a stream's end."""
+    generation = request.get(GENERATION)
+    if generation is None or not generation.members:
+        return
+    places = places_of(generation, request.app[DIGESTER])
+    if not response.prepared:
+        response.headers[HEADER] = places
+    elif response.content_type == EVENT_STREAM:
+        await response.write(PLACES + places.encode() + b"\n\n")
 
 
 def check_encoding(request: web.Request) -> None:

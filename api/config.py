@@ -44,7 +44,7 @@ class ConfigError(Exception):
 
 
 class Config(Struct, frozen=True, kw_only=True):
-    """Options of `baton serve`, each with its group, range and help text.
+    """Options of all commands, each with its group, range and help text. `baton serve` has all but `engine`.
 
     None means that the value is chosen at startup; the help text then ends with the rule for it, in brackets.
     """
@@ -271,6 +271,7 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(description="name of the engine that takes over the sessions after SIGTERM [none: they stay]"),
     ] = None
 
+    engine: Annotated[tuple[str, ...], PEERS, Meta(description="URL of an engine; repeatable")] = ()
     api_key: Annotated[
         tuple[str, ...],
         SECURITY,

@@ -13,6 +13,7 @@ from baton.api.errors import ApiError
 from baton.api.generation.outputs import Generation
 from baton.api.generation.request_context import RequestContext, TraceContext
 from baton.api.parsing import read_object
+from baton.api.resuming import Earlier, read_resumption, resumed
 from baton.api.security import flow_of, host_name, owner_of
 from baton.api.server import SERVER
 
@@ -36,7 +37,11 @@ async def read_body(request: web.Request) -> dict[str, Any]:
 def submit(request: web.Request, requests: Sequence[Request]) -> Generation:
     """Submit requests to the ring. Read the generation in a `with` block. Raises ApiError 400 or 503."""
     check_batch(request, len(requests))
-    generation = request.app[SERVER].gateway.submit(requests, request_context(request))
+    server, resumption = request.app[SERVER], read_resumption(request)
+    earlier: Sequence[Earlier] = ()
+    if resumption is not None:
+        requests, earlier = resumed(server.loaded(), requests, resumption)
+    generation = server.gateway.submit(requests, request_context(request), earlier)
     request[GENERATION] = generation
     return generation
 

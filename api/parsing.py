@@ -16,6 +16,11 @@ NOTHING: Unsupported = {}
 MAX_DIGITS = 10
 
 
+RESUME = "baton_resume"
+"""The field that a router adds to the body of a request whose stream another engine has begun: see api/resuming.py."""
+RESUMPTION: web.RequestKey[object] = web.RequestKey("resumption", object)
+
+
 async def read_object(request: web.Request) -> dict[str, Any]:
     """Read the body as a JSON object. Top-level nulls are dropped: null means that a field is absent.
 
@@ -28,6 +33,8 @@ async def read_object(request: web.Request) -> dict[str, Any]:
             raise errors.bad_request(f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise errors.bad_request("the body must be a JSON object")
+    if RESUME in value:
+        request[RESUMPTION] = value.pop(RESUME)
     return {name: item for name, item in value.items() if item is not None}
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from aiohttp import web
 
+from baton.actors.runtime.watching import StateWatch
 from baton.api import errors
 from baton.api.config import Config
 from baton.api.generation.gateway import Gateway
@@ -22,6 +23,18 @@ class RingView(RingFigures, Protocol):
     """A read-only view of the relay for handlers: counters, the audit of leases, slots and tree."""
 
     def audit(self) -> Sequence[object]: ...
+
+    def token_seconds(self) -> float: ...
+
+    def step_seconds(self) -> float: ...
+
+    def running_rows(self) -> int: ...
+
+    def slots_by_use(self) -> dict[str, int]: ...
+
+    def watch_states(self) -> StateWatch: ...
+
+    def unwatch_states(self) -> None: ...
 
     def debug_peers(self) -> list[dict[str, object]]: ...
 

@@ -13,6 +13,7 @@ from baton.api import errors
 from baton.api.errors import ApiError
 from baton.api.exchange import STREAM_ERROR
 from baton.api.generation.outputs import Generation
+from baton.api.resuming import RESUMABLE, ROUTED, begun, passed
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -80,20 +81,23 @@ async def stream(
     save: awaited before the last events are sent; if it raises an ApiError, the error becomes a further event, in
     OpenAI's format.
     """
+    is_routed = ROUTED in request.headers
     batch = await generation.next(ping_interval)
-    response = web.StreamResponse(headers=HEADERS)
+    note = passed(generation, batch) if is_routed else b""
+    response = web.StreamResponse(headers=HEADERS | ({RESUMABLE: "1"} if is_routed else {}))
     await response.prepare(request)
     try:
-        await response.write(framing.frames(encoder.opening()))
+        await response.write(framing.frames(encoder.opening()) + (begun(generation) if is_routed else b""))
         while True:
             events = [event for index, output in batch for event in encoder.delta(index, output)]
             if generation.finished:
                 closing = encoder.closing()
                 last = [*events, *closing, *await try_save(request, save)]
-                await response.write(framing.frames(last) + framing.end)
+                await response.write(framing.frames(last) + framing.end + note)
                 break
-            await response.write(framing.frames(events) if batch else framing.ping)
+            await response.write(framing.frames(events) + note if batch else framing.ping)
             batch = await generation.next(ping_interval)
+            note = passed(generation, batch) if is_routed else b""
     except ApiError as error:
         unsaved = await try_save(request, save)
         request[STREAM_ERROR] = error.code or error.type

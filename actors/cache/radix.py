@@ -88,6 +88,7 @@ class RadixTree(Generic[S]):
         self.bare: OrderedDict[Node[S], None] = OrderedDict()  # the leaves without a state
         self.tokens = 0  # number of tokens of all nodes
         self.epoch = 0  # how often the tree was cleared; nodes of an older epoch are no longer in the tree
+        self.changed: dict[Node[S], None] | None = None  # the nodes that got or lost a state, if someone collects them
         self._next_id = 0
 
     @property
@@ -154,6 +155,7 @@ class RadixTree(Generic[S]):
     def set_state(self, node: Node[S], state: S) -> None:
         node.state, node.evicted, node.denied = state, False, node.denied - {node.end}
         self.states[node] = None
+        self.note(node)
         self.bare.pop(node, None)
         self._use(node)
 
@@ -162,8 +164,14 @@ class RadixTree(Generic[S]):
         assert state is not None
         node.state = None
         del self.states[node]
+        self.note(node)
         self._note_bare(node)
         return state
+
+    def note(self, node: Node[S]) -> None:
+        """Note that the state of a node has come, gone or changed."""
+        if self.changed is not None:
+            self.changed[node] = None
 
     def deny(self, node: Node[S], positions: Collection[int]) -> None:
         """Note that a client asked for states at these positions of the path to `node`, and that none were kept."""
@@ -202,6 +210,8 @@ class RadixTree(Generic[S]):
     def clear(self) -> list[Node[S]]:
         """Begin a new epoch with an empty tree; return the nodes of the old epoch that have a state."""
         stateful = list(self.states)
+        for node in stateful:
+            self.note(node)
         for node in self.nodes:
             self.pages.drop_node_refs(node.pages)
         self.roots.clear()

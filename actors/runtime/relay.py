@@ -27,6 +27,7 @@ from baton.actors.peers.engines import PeerEngines
 from baton.actors.results.actor import ResultProcessor
 from baton.actors.results.interfaces import Constrain, Draft, Vocabulary, no_drafts, refuse_grammars
 from baton.actors.runtime.codec import Codec
+from baton.actors.runtime.digests import Digester
 from baton.actors.runtime.events import Event, UnitEvent, move_event
 from baton.actors.runtime.explain import CachedState, explain_slots, explain_tree, states_without_session
 from baton.actors.runtime.mailboxes import Runtime, as_is
@@ -34,6 +35,7 @@ from baton.actors.runtime.observing import MeasuringObserver
 from baton.actors.runtime.speeds import measured
 from baton.actors.runtime.timings import Timings, timed
 from baton.actors.runtime.tracing import Traces
+from baton.actors.runtime.watching import StateWatch
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.scheduler.state import Limits
 from baton.actors.storage.disk import DiskThread
@@ -201,6 +203,8 @@ class Relay:
         page_size, self._speeds = max(config.limits.page_size, 1), Speeds(0.0, 0.0)
         timed_device = measured(device, config.costs, page_size, self._measured)
         self._device = timed(timed_device, self.timings, clock, on_event)
+        self._digester = Digester()
+        self._watch: StateWatch | None = None
         self._restarted: deque[float] = deque(maxlen=config.restarts + 1)
         self._before: Counter[str] = Counter()
         self._moves_before: Counter[str] = Counter()
@@ -253,7 +257,7 @@ class Relay:
         return {
             "running": len(unit.scheduler.state.rows),
             "waiting": len(unit.scheduler.state.queue),
-            "slots": {str(place): self.ledger.counts[place] for place in Place},
+            "slots": self.slots_by_use(),
             "states": Counter(node.kind.label for node in unit.cache.tree.states),
             "state_chance": unit.cache.eviction.chances(),
             "pages": {"free": pages.free, "used": pages.used, "cached": pages.cached},
@@ -264,6 +268,13 @@ class Relay:
     def token_seconds(self) -> float:
         """Return the seconds that one prompt token takes; 0 if that was not measured yet."""
         return self._config.costs.saved(0, 1) * self._speeds.operation
+
+    def step_seconds(self) -> float:
+        """Return the seconds of a step without prompts; 0 if that was not measured yet."""
+        return self._speeds.decode
+
+    def slots_by_use(self) -> dict[str, int]:
+        return {str(place): self.ledger.counts[place] for place in Place}
 
     def running_rows(self) -> int:
         return len(self.unit.scheduler.state.rows)
@@ -291,6 +302,20 @@ class Relay:
         tiers = self.unit.cache.tiers
         assert isinstance(tiers, HostAndDisk)  # made by _make_cache
         return states_without_session(self.unit.cache, tiers)
+
+    def watch_states(self) -> StateWatch:
+        """Return the watch of the cached states. After a restart of the unit it is another one, of other states."""
+        cache, tiers = self.unit.cache, self.unit.cache.tiers
+        if self._watch is None or self._watch.cache is not cache:
+            copies = tiers.store.tree if isinstance(tiers, HostAndDisk) else None
+            self._watch = StateWatch(cache, copies, self._digester)
+        return self._watch
+
+    def unwatch_states(self) -> None:
+        """Stop to collect changes of the cached states."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
 
     def _make_cache(self, send: Send, ledger: Ledger, pages: PagePool) -> Cache:
         config = self._config

@@ -1,6 +1,6 @@
-"""The command line: `baton serve [DIR] | chat | inspect [DIR] | doctor | version`.
+"""The command line: `baton serve [DIR] | route | chat | inspect [DIR] | doctor | version`.
 
-The options of serve and inspect are made from api/config.py:Config.
+The options of serve, route and inspect are made from api/config.py:Config.
 """
 
 import argparse
@@ -25,6 +25,12 @@ OF_SIZE = (
     "tree_slots", "kv_pages", "page_size", "memory", "max_running", "speculation",
 )  # fmt: skip
 """The options that `baton inspect` shares with `baton serve`: they decide how much memory a model needs."""
+OF_ROUTER = (
+    "engine", "host", "port", "max_connections", "bytes_in_flight", "body_limit", "header_timeout", "body_timeout",
+    "idle_timeout", "unread_timeout", "websocket_timeout", "drain_timeout", "api_key", "api_key_file", "cors",
+    "allowed_host", "log_format", "log_level",
+)  # fmt: skip
+"""The options of `baton route`; only the first is not one of `baton serve`."""
 HELP_WIDTH = 120
 DEFAULTS = "Defaults are in brackets."
 VARIABLES = "Each option can also be set by the environment variable in parentheses; the command line takes precedence."
@@ -64,6 +70,10 @@ def run(arguments: Sequence[str], signals: Signals) -> int:
         from baton.api.inspection import inspect
 
         return inspect(config, as_json)
+    if command == "route":
+        from baton.api.routing.serve import route
+
+        return route(config, signals)
     from baton.api.serve import serve
     from baton.api.wiring import load
 
@@ -81,7 +91,8 @@ class HelpFormatter(argparse.HelpFormatter):
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     top = argparse.ArgumentParser(prog="baton", description="Serve language models with a recurrent state.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="serve | chat | inspect | doctor | version")
+    names = "serve | route | chat | inspect | doctor | version"
+    commands = top.add_subparsers(dest="command", required=True, metavar=names)
     serve = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
@@ -90,7 +101,16 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"{DEFAULTS} SIZE is a number of bytes, such as 512M or 4G. {VARIABLES}",
         formatter_class=HelpFormatter,
     )
-    add_options(serve, configuration.fields())
+    add_options(serve, (field for field in configuration.fields() if field.name != "engine"))
+    route = commands.add_parser(
+        "route",
+        help="put one address in front of several engines",
+        usage="baton route --engine URL [--engine URL ...] [OPTION ...]",
+        description="Pass requests on to the engine that would answer first, and sessions to the engine that has them.",
+        epilog=f"{DEFAULTS} {VARIABLES}",
+        formatter_class=HelpFormatter,
+    )
+    add_options(route, (field for field in configuration.fields() if field.name in OF_ROUTER))
     talk = commands.add_parser("chat", help="chat with a running server", description="Chat with a running server.")
     talk.add_argument("--url", default=DEFAULT_URL, help="URL of the server [%(default)s]")
     talk.add_argument("--api-key", help="API key to send, if the server requires one (BATON_API_KEY)")

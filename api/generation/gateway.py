@@ -30,11 +30,11 @@ from baton.actors.messages import (
     Suspended,
     Unname,
 )
-from baton.actors.requests import Output, PauseMode, Request, resubmission
+from baton.actors.requests import Output, PauseMode, Request
 from baton.actors.tokens import Tokens
 from baton.api import errors
 from baton.api.errors import ApiError
-from baton.api.generation.outputs import AbandonReason, Generation, Member
+from baton.api.generation.outputs import AbandonReason, EarlierOutput, Generation, Member
 from baton.api.generation.request_context import RequestContext
 
 
@@ -161,10 +161,13 @@ class Gateway:
 
     # For handlers
 
-    def submit(self, requests: Sequence[Request], call: RequestContext | None = None) -> Generation:
+    def submit(
+        self, requests: Sequence[Request], call: RequestContext | None = None, earlier: Sequence[EarlierOutput] = ()
+    ) -> Generation:
         """Submit the requests of one HTTP request to the ring. Raises ApiError 400 for a used id, 503 while draining.
 
         call: the HTTP request, whose trace and flow the requests get.
+        earlier: of requests that another engine has begun, the output that the client has; the reader gets it first.
         """
         if self.draining:
             raise errors.draining()
@@ -173,18 +176,18 @@ class Gateway:
             flow = call.flow or ids[0]
             requests = [replace(request, flow=flow, trace=call.trace.trace_id) for request in requests]
         if len(set(ids)) < len(ids) or any(i in self._open or i in self._abandoned for i in ids):
-            raise errors.bad_request(
-                "the request id is in use already, or appears twice", "rid", "duplicate_request_id"
-            )
+            raise errors.bad_request("the request id is in use, or appears twice", "rid", "duplicate_request_id")
         generation = Generation(self, self._timeout, call)
         now = self.clock()
         for index, request in enumerate(requests):
             held = self.hold_grammar(request.grammar)
             member = Member(index, request, generation, now, prompt_tokens=request.prompt_len, grammar=held)
+            if earlier:
+                member.begin_after(earlier[index])
             generation.members.append(member)
             self._open[request.id] = member
-        for request in requests:
-            self._post("scheduler", Submit(request))
+        for member in generation.members:
+            self._post("scheduler", member.again() if member.delivered else Submit(member.request))
         return generation
 
     def abandon(self, generation: Generation, reason: AbandonReason) -> None:
@@ -351,8 +354,7 @@ class Gateway:
             if member.aborted:
                 self._ended(Ended(id, "aborted", "the request was aborted"))
             else:
-                again = resubmission(member.request, bytes(member.delivered), member.shown)
-                self._post("scheduler", Submit(again, resubmitted=True))
+                self._post("scheduler", member.again())
         if self._drained is not None and not self._drained.done():
             self._post("scheduler", Drain())
 

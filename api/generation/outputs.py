@@ -10,7 +10,9 @@ from typing import Literal, Protocol, Self, TypeAlias
 
 from msgspec.structs import replace
 
-from baton.actors.requests import MissReason, Origin, Output, Request
+from baton.actors.messages import Submit
+from baton.actors.requests import MissReason, Origin, Output, Request, resubmission
+from baton.actors.tokens import Tokens, count
 from baton.api import errors
 from baton.api.errors import ApiError
 from baton.api.generation.request_context import RequestContext
@@ -26,6 +28,16 @@ class GenerationGateway(Protocol):
 
     def abandon(self, generation: "Generation", reason: AbandonReason) -> None:
         """Abort the members that have not ended."""
+
+
+class EarlierOutput(Protocol):
+    """The output of a request that its client already has."""
+
+    @property
+    def tokens(self) -> Tokens: ...
+
+    @property
+    def text(self) -> str: ...
 
 
 @dataclass
@@ -67,6 +79,16 @@ class Member:
     @property
     def origin(self) -> Origin:
         return self.first.hit.origin if self.first is not None else "tokens"
+
+    def again(self) -> Submit:
+        """Return the message that submits the request again, after the output that the reader has."""
+        return Submit(resubmission(self.request, bytes(self.delivered), self.shown), resubmitted=True)
+
+    def begin_after(self, earlier: EarlierOutput) -> None:
+        """Continue an output that another engine has begun: the reader gets it first, as one output."""
+        self.delivered, self.shown = bytearray(earlier.tokens), len(earlier.text)
+        self.completion_tokens = count(earlier.tokens)
+        self.put(Output(self.request.id, earlier.text, earlier.tokens, self.prompt_tokens, self.completion_tokens))
 
     def put(self, output: Output) -> None:
         """Queue an output for the reader."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from baton.api.generation.structured import GrammarCompiler, no_grammars
+from baton.models.text.detokenizer import Detokenizer
 from baton.models.text.formats.picking import OutputFormats
 from baton.models.text.template import Beginning
 
@@ -25,6 +26,10 @@ class Text(Protocol):
 
     @property
     def generation_defaults(self) -> dict[str, Any]: ...
+
+    def detokenizer(self, prompt_tail: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
+        """Return the incremental decoder of an output that follows the tokens `prompt_tail`."""
+        ...
 
     @property
     def added_tokens(self) -> frozenset[str]:

@@ -6,7 +6,7 @@ An owner is the digest of an API key; requests find only the responses of their 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from aiohttp import web
 from baton.api import errors
 from baton.api.errors import ApiError
 from baton.api.responses.events import Transcript
-from baton.api.sessions.by_owner import ByOwner, Key
+from baton.api.sessions.by_owner import ByOwner, Changes, Key
 from baton.api.sessions.log import Turn, backwards
 
 MAX_RESPONSES = 10_000  # maximum stored responses that have ended
@@ -95,6 +95,18 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._running) + len(self._ended)
 
+    def __contains__(self, key: Key) -> bool:
+        return key in self._running or key in self._ended
+
+    @property
+    def keys(self) -> Collection[Key]:
+        """The owners and ids of all responses."""
+        return self._running.keys() | self._ended.keys
+
+    @property
+    def changes(self) -> Changes:
+        return self._ended.changes
+
     @property
     def running(self) -> int:
         return len(self._running)
@@ -102,6 +114,7 @@ class ResponseStore:
     def put(self, owner: bytes, response: StoredResponse) -> None:
         """Store a running response. It does not age or count in `bytes` until `mark_ended`."""
         self._running[owner, response.id] = response
+        self.changes.note((owner, response.id))
 
     def mark_ended(self, owner: bytes, response: StoredResponse) -> None:
         """Note that a stored response has ended: from now on it ages and counts in `bytes`.
@@ -140,6 +153,7 @@ class ResponseStore:
 
     def delete(self, owner: bytes, id: str) -> None:
         self._running.pop((owner, id), None)
+        self.changes.note((owner, id))
         if (response := self._ended.pop((owner, id))) is not None:
             self._release(owner, response)
 

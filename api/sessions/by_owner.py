@@ -1,11 +1,34 @@
 """A collection of items by owner and id, with the order of use over all owners and for each owner."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Generic, TypeAlias, TypeVar
 
 Key: TypeAlias = tuple[bytes, str]
 T = TypeVar("T")
+
+
+class Changes:
+    """The keys that have come or gone, while someone collects them."""
+
+    def __init__(self) -> None:
+        self._keys: dict[Key, None] | None = None
+
+    def begin(self, keys: Iterable[Key]) -> None:
+        """Collect from now on; begin with the keys that there are."""
+        self._keys = dict.fromkeys(keys)
+
+    def note(self, key: Key) -> None:
+        if self._keys is not None:
+            self._keys[key] = None
+
+    def take(self) -> Collection[Key]:
+        """Return what was collected since the last call."""
+        keys, self._keys = self._keys or {}, {}
+        return keys
+
+    def end(self) -> None:
+        self._keys = None
 
 
 class ByOwner(Generic[T]):
@@ -14,6 +37,7 @@ class ByOwner(Generic[T]):
     def __init__(self) -> None:
         self._all: OrderedDict[Key, T] = OrderedDict()
         self._of: dict[bytes, OrderedDict[str, T]] = {}  # items by id, for each owner that has some
+        self.changes = Changes()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -32,6 +56,10 @@ class ByOwner(Generic[T]):
         return ((owner, item) for (owner, _), item in self._all.items())
 
     @property
+    def keys(self) -> Collection[Key]:
+        return self._all.keys()
+
+    @property
     def owners(self) -> Collection[bytes]:
         return self._of.keys()
 
@@ -45,6 +73,7 @@ class ByOwner(Generic[T]):
 
     def put(self, key: Key, item: T) -> None:
         """Add or replace an item. It becomes the most recently used item."""
+        self.changes.note(key)
         self._all[key] = item
         self._of.setdefault(key[0], OrderedDict())[key[1]] = item
         self.touch(key)
@@ -58,6 +87,7 @@ class ByOwner(Generic[T]):
         """Remove and return an item, or return None if there is none."""
         if key not in self._all:
             return None
+        self.changes.note(key)
         own = self._of[key[0]]
         del own[key[1]]
         if not own:

@@ -7,7 +7,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from baton.actors.requests import Tier
 from baton.actors.tokens import Tokens
 from baton.api import errors
 from baton.api.errors import ApiError
-from baton.api.sessions.by_owner import ByOwner
+from baton.api.sessions.by_owner import ByOwner, Changes, Key
 from baton.api.sessions.files import SessionFiles
 from baton.api.sessions.log import Turn, history
 from baton.api.sessions.restore import read_sessions
@@ -84,6 +84,18 @@ class SessionStore:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._sessions
+
+    @property
+    def keys(self) -> Collection[Key]:
+        """The owners and ids of all sessions."""
+        return self._sessions.keys
+
+    @property
+    def changes(self) -> Changes:
+        return self._sessions.changes
 
     async def restore(self, vocab_size: int) -> None:
         """Restore the sessions from their files. Call this once, before any session is created.

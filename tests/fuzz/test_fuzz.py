@@ -23,8 +23,8 @@ HASH_REQUESTS, BUNDLED_REQUESTS = 1500, 500
 SOAK_REQUESTS = int(os.environ.get("BATON_FUZZ_REQUESTS") or 50_000)
 SOAK_BATCH = 2000
 MOST_UNTIL_FOUND = 3000
-# Paths whose handlers read nothing of a request, or that would pause all other requests.
-NOT_FUZZED = {"/", "/ready", "/version", "/pause_generation", "/continue_generation"}
+# Paths whose handlers read nothing of a request, that would pause all other requests, or whose answer never ends.
+NOT_FUZZED = {"/", "/ready", "/version", "/pause_generation", "/continue_generation", "/v1/events"}
 ALIASES = {"/get_model_info", "/get_server_info"}
 # For each planted bug, the endpoints that can show it. Requests to these endpoints alone find it sooner.
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

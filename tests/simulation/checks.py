@@ -6,6 +6,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from baton.actors.cache.actor import Cache
+from baton.actors.cache.below.host_and_disk import HostAndDisk
 from baton.actors.cache.radix import Node
 from baton.actors.lease import Lease, Place
 from baton.actors.messages import Step
@@ -13,6 +14,7 @@ from baton.actors.requests import PauseMode
 from baton.actors.scheduler.plan import Limits, ScheduledRow, SchedulerState, chunk_length, steady_until
 from baton.actors.tokens import WIDTH, unpack
 from baton.models.hash_definition import next_state
+from tests.simulation.checks_of_watch import WatchChecks
 from tests.simulation.checks_of_worth import check_worth
 from tests.simulation.client import Exchange, Letters
 from tests.simulation.hash_oracle import right_logprobs
@@ -174,6 +176,8 @@ class CacheChecks:
         self._ledger = cache.ledger
         self._cache = cache
         self._known: dict[Node, Known] = {}
+        tiers = cache.tiers
+        self._watch = WatchChecks(cache, tiers.store.tree if isinstance(tiers, HostAndDisk) else None)
 
     def check(self) -> None:
         """Run all checks of the cache. Called after every delivery to the cache."""
@@ -182,6 +186,7 @@ class CacheChecks:
             self._check_pages()
         self._check_tree()
         check_worth(self._cache)
+        self._watch.check()
 
     def _check_loans(self) -> None:
         """Check that the ledger's loans equal those of the open accounts, and that each lent state still exists."""

@@ -54,7 +54,7 @@ class CopyStore:
         self._send, self._changed, self._gone, self._settled = send, changed, gone, settled
         self._host_copies = 0
         self._bytes_in_writing = 0  # host memory of copies whose files are being written; it can be freed afterwards
-        self._queues = CopyQueues(lambda: self._ranking.of_copies(self.tree))
+        self._queues = CopyQueues(lambda: self._ranking.of_copies(self.tree), lambda node: self.tree.note(node))
         self._coming: dict[int, Node[StateCopy]] = {}  # copies on their way to host memory, by key
         self._writing: dict[int, Node[StateCopy]] = {}  # copies that are being written to files, by key
         self._keys = 0

@@ -69,7 +69,9 @@ class CopyQueues:
     A busy copy is in no queue, except that a lent copy may be in `unwritten`.
     """
 
-    def __init__(self, order: Callable[[], Order[StateCopy]]) -> None:
+    def __init__(self, order: Callable[[], Order[StateCopy]], changed: Callable[[Node[StateCopy]], None]) -> None:
+        """changed: called after a copy has changed or was forgotten."""
+        self._changed = changed
         self.in_both = order()  # copies that can be dropped from host memory at once, because they have files
         self.in_host_only = order()  # copies that must be written or lost to free their host memory
         self.unwritten = order()  # copies that can be written ahead
@@ -90,3 +92,4 @@ class CopyQueues:
         ):
             if belongs != (node in queue) or (belongs and used):
                 queue.put(node, belongs)
+        self._changed(node)

@@ -1,0 +1,1 @@
+"""The events by which routers know this engine."""

@@ -1,0 +1,33 @@
+"""The places where states of a request and of its answer lie, which an engine adds to an answer for a router."""
+
+from aiohttp import web
+
+from baton.actors.runtime.digests import Digester
+from baton.actors.tokens import count
+from baton.api.generation.outputs import Generation
+
+HEADER = "baton-places"  # the header of complete answers
+PLACES = b": places "  # begins the comment at the end of a stream
+DIGESTER = web.AppKey("digester", Digester)
+
+
+def places_of(generation: Generation, digester: Digester) -> str:
+    """Return the length of the first member's prompt, and the positions and digests where its states may lie.
+
+    They are the end of the prompt, and the end of the answer with and without its last token, which the model may not
+    have read: `LENGTH POSITION:DIGEST POSITION:DIGEST …`.
+    """
+    member = generation.members[0]
+    request, output = member.request, bytes(member.delivered)
+    length = count(request.tokens)
+    digests = digester.extended(digester.beginning(request.salt), 0, request.tokens + output)
+    positions = sorted({length, *(length + count(output) - left for left in (0, 1))})
+    places = (f"{position}:{int(digests[position - 1]):016x}" for position in positions if position)
+    return " ".join((str(length), *places))
+
+
+def read_places(text: str) -> tuple[int, list[tuple[int, int]]]:
+    """Read what `places_of` returns: the length, and pairs (position, digest). Raises ValueError."""
+    length, *places = text.split()
+    pairs = (place.partition(":") for place in places)
+    return int(length), [(int(position), int(digest, 16)) for position, _, digest in pairs]

@@ -1,0 +1,20 @@
+"""GET /v1/events: the events of this engine, for routers."""
+
+from aiohttp import web
+
+from baton.api.events.feed import Feed
+from baton.api.sse import HEADERS
+
+routes = web.RouteTableDef()
+FEED = web.AppKey("feed", Feed)
+
+
+@routes.get("/v1/events")
+async def events(request: web.Request) -> web.StreamResponse:
+    """Send a snapshot, then changes, as server-sent events until the client leaves. Works in every phase."""
+    response = web.StreamResponse(headers=HEADERS)
+    with request.app[FEED].connected() as frames:
+        await response.prepare(request)
+        async for frame in frames:
+            await response.write(frame)
+    return response

@@ -1,0 +1,112 @@
+"""Streams that another engine can continue: comments in them for a router, and the resumption of such a stream.
+
+A draw depends on seed and position alone. So an engine that gets the same request, the seeds and the tokens that have
+reached the client draws the tokens that the first engine would have drawn.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+from msgspec import Struct
+from msgspec.structs import replace
+
+from baton.actors.requests import Output, Request
+from baton.actors.results.actor import PROMPT_TAIL
+from baton.actors.tokens import WIDTH, Tokens, unpack
+from baton.api import errors
+from baton.api.generation.outputs import Generation
+from baton.api.generation.served_model import ServedModel
+from baton.api.parsing import RESUME, RESUMPTION
+
+ROUTED = "baton-routed"  # the header of requests that come from a router
+RESUMABLE = "baton-resumable"  # the header of streams with comments for the router
+COMMENT = b": baton "  # begins such a comment, which ends with an empty line
+
+
+class Begun(Struct, frozen=True, kw_only=True, tag_field="event", tag="begun"):
+    """The first comment of a stream, after its opening."""
+
+    ids: list[str]  # of the ring's requests, one for each sequence
+    seeds: list[int]
+
+
+class SentPart(Struct, frozen=True, array_like=True):
+    """Tokens of one sequence."""
+
+    index: int  # of the sequence
+    tokens: Tokens
+    shown: int  # characters of the sequence's text, up to and including these tokens, that a client can have seen
+    ended: bool = False  # whether the sequence has ended
+
+
+class TokensSent(Struct, frozen=True, kw_only=True, tag_field="event", tag="sent"):
+    """A comment after events: the tokens that they are made of."""
+
+    parts: list[SentPart]
+
+
+class Resumption(Struct, frozen=True, kw_only=True):
+    """The beginning of a stream that its client already has."""
+
+    seeds: list[int]
+    parts: list[SentPart]  # for each sequence, in order, all tokens so far
+
+
+def begun(generation: Generation) -> bytes:
+    """Return the comment after the opening of a stream."""
+    requests = [member.request for member in generation.members]
+    return comment(Begun(ids=[each.id for each in requests], seeds=[each.sampling.seed for each in requests]))
+
+
+def passed(generation: Generation, batch: Sequence[tuple[int, Output]]) -> bytes:
+    """Return the comment after the events of these outputs. Call it before anything is awaited after `next`."""
+    members = generation.members
+    parts = [SentPart(i, each.tokens, members[i].shown, each.finish_reason is not None) for i, each in batch]
+    return comment(TokensSent(parts=parts))
+
+
+def comment(value: Begun | TokensSent) -> bytes:
+    return COMMENT + msgspec.json.encode(value) + b"\n\n"
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The output of a sequence that its client already has."""
+
+    tokens: Tokens
+    text: str
+
+
+def read_resumption(request: web.Request) -> Resumption | None:
+    """Return what a request is to resume; None if there is nothing. Raises ApiError 400."""
+    value = request.get(RESUMPTION)
+    if value is None:
+        return None
+    try:
+        return msgspec.convert(value, Resumption)
+    except msgspec.ValidationError as error:
+        raise errors.bad_request(f"{RESUME}: {error}", RESUME, "invalid_value") from None
+
+
+def resumed(
+    model: ServedModel, requests: Sequence[Request], resumption: Resumption
+) -> tuple[list[Request], list[Earlier]]:
+    """Return the requests with the seeds of the first engine, and the output that the client has.
+
+    Raises ApiError 400 if they do not fit together.
+    """
+    parts, seeds = resumption.parts, resumption.seeds
+    if not len(parts) == len(seeds) == len(requests) or [part.index for part in parts] != [*range(len(parts))]:
+        raise errors.bad_request(f"{RESUME}: expected {len(requests)} sequences", RESUME, "invalid_value")
+    found = list[Earlier]()
+    for request, part in zip(requests, parts, strict=True):
+        ids = unpack(part.tokens) if len(part.tokens) % WIDTH == 0 else [-1]
+        if not all(0 <= id < model.vocab_size for id in ids) or len(ids) >= request.stops.max_tokens:
+            raise errors.bad_request(f"{RESUME}: the tokens cannot be an output", RESUME, "invalid_value")
+        tail = unpack(request.tokens)[-PROMPT_TAIL:]
+        text = model.text.detokenizer(tail, request.skip_special_tokens).push(ids)
+        found.append(Earlier(part.tokens, text[: part.shown]))
+    sampled = [replace(r, sampling=replace(r.sampling, seed=seed)) for r, seed in zip(requests, seeds, strict=True)]
+    return sampled, found

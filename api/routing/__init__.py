@@ -1,0 +1,1 @@
+"""The router: one address in front of several engines, which knows which states lie where."""

@@ -1,0 +1,95 @@
+"""Requests that all engines answer together: lists of sessions, metrics, and commands to every engine."""
+
+import asyncio
+from collections.abc import Iterator
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from baton.api import errors
+from baton.api.exchange import answer_json
+from baton.api.routing.engines import EngineView, Fleet
+from baton.api.routing.forwarding import HOP_BY_HOP, answered, passed_on
+
+TIMEOUT_S = 10.0
+
+
+class EngineMetrics:
+    """A collector of the metrics that engines have sent, each with the engine's name as a label."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Metric] = {}
+
+    def add(self, engine: str, text: str) -> None:
+        for family in text_string_to_metric_families(text):
+            known = self._families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                known.add_sample(sample.name, {"engine": engine, **sample.labels}, sample.value)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families.values()
+
+
+class AllEngines:
+    """Asks all engines, and puts their answers together."""
+
+    def __init__(self, fleet: Fleet, http: aiohttp.ClientSession) -> None:
+        self._fleet, self._http = fleet, http
+
+    async def metrics(self) -> web.Response:
+        """Return the metrics of all engines that answer."""
+        found, views = EngineMetrics(), self._views()
+        for view, text in zip(views, await self._texts("/metrics", views), strict=True):
+            if text is not None:
+                found.add(view.name, text)
+        registry = CollectorRegistry()
+        registry.register(found)
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def sessions(self, request: web.Request) -> web.Response:
+        """List the client's sessions on all engines."""
+        headers = passed_on(request.headers, HOP_BY_HOP)
+        texts = await self._texts("/v1/sessions", self._views(), headers)
+        if all(text is None for text in texts):
+            raise errors.unavailable("no engine is ready", "no_engine")
+        data = [item for text in texts if text is not None for item in msgspec.json.decode(text)["data"]]
+        return answer_json({"object": "list", "data": data})
+
+    async def ask_all(self, request: web.Request) -> web.Response:
+        """Send a request to every engine. Answer with the first answer that is an error, or else with the last one."""
+        body, headers = await request.read(), passed_on(request.headers, HOP_BY_HOP)
+        answer: web.Response | None = None
+        for view in self._views():
+            url = f"{view.url}{request.path_qs}"
+            try:
+                async with self._http.request(request.method, url, data=body, headers=headers) as one:
+                    answer = web.Response(body=await one.read(), status=one.status, headers=answered(one.headers))
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                raise errors.unavailable(f"the engine {view.name} did not answer: {error}", "engine_lost") from None
+            if answer.status >= 400:
+                break
+        if answer is None:
+            raise errors.unavailable("no engine is ready", "no_engine")
+        return answer
+
+    def _views(self) -> list[EngineView]:
+        return [view for view in self._fleet if view.phase != "lost"]
+
+    async def _texts(
+        self, path: str, views: list[EngineView], headers: "aiohttp.typedefs.LooseHeaders | None" = None
+    ) -> list[str | None]:
+        """Return each engine's answer to GET; None for an engine that does not answer with 200."""
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+
+        async def get(view: EngineView) -> str | None:
+            try:
+                async with self._http.get(f"{view.url}{path}", headers=headers, timeout=timeout) as answer:
+                    return await answer.text() if answer.status == 200 else None
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                return None
+
+        return await asyncio.gather(*(get(view) for view in views))

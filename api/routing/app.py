@@ -1,0 +1,198 @@
+"""The router's application: what it answers itself, and everything else, which an engine answers."""
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import structlog
+from aiohttp import web
+from msgspec import Struct
+
+from baton.api import errors
+from baton.api.anthropic.errors import error_body, is_messages, status_of
+from baton.api.config import Config
+from baton.api.connections.limits import connection_limits
+from baton.api.connections.registry import CONNECTIONS, Connections
+from baton.api.errors import ApiError
+from baton.api.exchange import REQUEST_ID, answer_json, new_id
+from baton.api.generation.answers import milliseconds
+from baton.api.parsing import convert, read_object
+from baton.api.routing.engines import EngineView, Fleet
+from baton.api.routing.router import ROUTER, Router
+from baton.api.security import Guard, cors_headers, owner_of
+from baton.api.version import VERSION
+
+GUARD = web.AppKey("router_guard", Guard)
+QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/engines"})
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+routes = web.RouteTableDef()
+
+
+def make_router(config: Config) -> web.Application:
+    """Build the application. Raises ConfigError if API keys cannot be read."""
+    app = web.Application(middlewares=[middleware], client_max_size=config.body_limit)
+    app[GUARD] = Guard(config)
+    app[CONNECTIONS] = Connections(connection_limits(config))
+
+    async def running(app: web.Application) -> object:
+        app[ROUTER] = Router(config)
+        yield
+        await app[ROUTER].close()
+
+    app.cleanup_ctx.append(running)  # type: ignore[arg-type]
+    app.on_shutdown.append(app[CONNECTIONS].close)
+    app.on_response_prepare.append(add_headers)
+    app.add_routes(routes)
+    return app
+
+
+@routes.get("/health")
+async def health(request: web.Request) -> web.Response:
+    """Answer 200 as long as the process is alive."""
+    return answer_json({"status": "ok"})
+
+
+@routes.get("/ready")
+async def ready(request: web.Request) -> web.Response:
+    """Answer 200 if an engine takes requests."""
+    router = request.app[ROUTER]
+    if router.draining:
+        raise errors.draining()
+    if not any(view.takes_requests for view in router.fleet):
+        raise errors.unavailable("no engine is ready", "no_engine")
+    return answer_json({"status": "ready"})
+
+
+class EngineRequest(Struct, forbid_unknown_fields=True):
+    """The body of POST and DELETE /debug/engines."""
+
+    url: str
+
+
+@routes.get("/debug/engines")
+async def list_engines(request: web.Request) -> web.Response:
+    """List the engines with their phase and load."""
+    return answer_json([describe(request.app[ROUTER].fleet, view) for view in request.app[ROUTER].fleet])
+
+
+@routes.post("/debug/engines")
+async def add_engine(request: web.Request) -> web.Response:
+    """Let an engine join. An engine reads what clients ask, so only the operator may add one."""
+    check_operator(request)
+    body = convert(await read_object(request), EngineRequest)
+    if not body.url.startswith(("http://", "https://")):
+        raise errors.bad_request(
+            f"url: expected http://HOST:PORT, got {errors.shown(body.url)}", "url", "invalid_value"
+        )
+    fleet = request.app[ROUTER].fleet
+    return answer_json(describe(fleet, fleet.add(body.url)))
+
+
+@routes.delete("/debug/engines")
+async def remove_engine(request: web.Request) -> web.Response:
+    """Let an engine leave. Its running requests go on."""
+    check_operator(request)
+    body, fleet = convert(await read_object(request), EngineRequest), request.app[ROUTER].fleet
+    view = next((view for view in fleet if view.url == body.url.rstrip("/")), None)
+    if view is None:
+        raise ApiError(404, f"there is no engine {body.url}", "not_found_error", "url", "engine_not_found")
+    await fleet.remove(view)
+    return answer_json({"url": view.url, "removed": True})
+
+
+def check_operator(request: web.Request) -> None:
+    """Raise ApiError 403 unless the request has the first API key or, without keys, comes from this machine."""
+    owner, operator = owner_of(request), request.app[ROUTER].operator
+    is_local = ipaddress.ip_address(request.remote or "0.0.0.0").is_loopback
+    if owner != operator or not (operator or is_local):
+        raise errors.forbidden("only the first API key, or without keys this machine, may change the engines")
+
+
+def describe(fleet: Fleet, view: EngineView) -> dict[str, object]:
+    """Return what is known of an engine."""
+    about = {"url": view.url, "name": view.name, "phase": view.phase, "why": view.why, "model": view.model}
+    holds = {"states": fleet.index.count(view.number), "sessions_and_responses": len(view.names)}
+    return {**about, "role": view.role, "boot": view.boot, **holds, "load": msgspec.to_builtins(view.load)}
+
+
+@routes.get("/metrics")
+async def metrics(request: web.Request) -> web.Response:
+    return await request.app[ROUTER].all_engines.metrics()
+
+
+@routes.get("/v1/sessions")
+async def list_sessions(request: web.Request) -> web.StreamResponse:
+    return await request.app[ROUTER].all_engines.sessions(request)
+
+
+@routes.route("*", "/flush_cache")
+@routes.post("/pause_generation")
+@routes.post("/continue_generation")
+@routes.post("/abort_request")
+async def at_all_engines(request: web.Request) -> web.Response:
+    return await request.app[ROUTER].all_engines.ask_all(request)
+
+
+@routes.route("*", "/{path:.*}")
+async def at_one_engine(request: web.Request) -> web.StreamResponse:
+    router = request.app[ROUTER]
+    if router.draining:
+        raise errors.draining()
+    if request.headers.get("Upgrade", "").lower() == "websocket":
+        return await router.sockets.answer(request)
+    return await router.forwarder.answer(request)
+
+
+@web.middleware
+async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Check access, turn failures into error responses, and log one line for the request."""
+    request[REQUEST_ID] = new_id("req")
+    started, status, router = time.monotonic(), errors.CLIENT_LEFT, request.app[ROUTER]
+    try:
+        with router.request(), request.app[CONNECTIONS].of(request).request():
+            request.app[GUARD].admit(request)
+            if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
+                return web.Response(status=204)
+            response = await handler(request)
+            status = response.status
+            return response
+    except ApiError as error:
+        response = error_response(request, error)
+        status = response.status
+        return response
+    except asyncio.CancelledError:
+        raise
+    except ConnectionError:
+        return web.Response(status=errors.CLIENT_LEFT)
+    except web.HTTPException as error:
+        response = error_response(request, errors.from_status(error.status, error.text or error.reason, {}))
+        status = response.status
+        return response
+    except Exception as error:
+        structlog.get_logger().exception("a handler failed", id=request[REQUEST_ID], path=request.path)
+        status = 500
+        return error_response(request, errors.internal(f"the router failed: {type(error).__name__}"))
+    finally:
+        log = structlog.get_logger()
+        line = {"id": request[REQUEST_ID], "endpoint": f"{request.method} {request.path}", "status": status}
+        (log.debug if request.path in QUIET else log.info)(
+            "request", **line, total_ms=milliseconds(time.monotonic() - started)
+        )
+
+
+def error_response(request: web.Request, error: ApiError) -> web.Response:
+    """Return the error in the format of the API that was called: Anthropic's or OpenAI's."""
+    body, status = error.encode(), error.status
+    if is_messages(request.path):
+        body, status = msgspec.json.encode(error_body(error, request[REQUEST_ID])), status_of(error)
+    return web.Response(body=body, status=status, headers=error.headers, content_type="application/json")
+
+
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Add the headers that every answer carries, unless an engine has set them."""
+    response.headers["Server"] = f"baton/{VERSION}"
+    response.headers.setdefault("x-request-id", request.get(REQUEST_ID, "-"))
+    response.headers.setdefault("X-Content-Type-Options", "nosniff")
+    response.headers.update(cors_headers(request))

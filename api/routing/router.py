@@ -1,0 +1,63 @@
+"""The parts of a router that its handlers share."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import aiohttp
+from aiohttp import web
+
+from baton.api.config import Config
+from baton.api.routing.all_engines import AllEngines
+from baton.api.routing.engines import Fleet
+from baton.api.routing.forwarding import Forwarder
+from baton.api.routing.sockets import SocketForwarder
+from baton.api.security import digest
+
+
+class Router:
+    """The engines of a router, and the ways to pass requests on to them. Make it inside the event loop."""
+
+    def __init__(self, config: Config) -> None:
+        keys = config.accepted_keys()
+        own = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+        self.operator = digest(keys[0]) if keys else b""  # the owner that may change the engines
+        self.fleet = Fleet(own)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=config.header_timeout)
+        self.http = aiohttp.ClientSession(
+            timeout=timeout,
+            connector=aiohttp.TCPConnector(limit=0),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        self.forwarder = Forwarder(self.fleet, self.http)
+        self.sockets = SocketForwarder(self.fleet, self.http, self.forwarder, config)
+        self.all_engines = AllEngines(self.fleet, self.http)
+        self.draining = False
+        self.open = 0  # requests
+        self._closed = asyncio.Event()  # is set whenever a request ends
+        for url in config.engine:
+            self.fleet.add(url)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request as open."""
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+            self._closed.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until no request is open."""
+        while self.open:
+            self._closed.clear()
+            await self._closed.wait()
+
+    async def close(self) -> None:
+        await self.fleet.close()
+        await self.http.close()
+
+
+ROUTER = web.AppKey("router", Router)

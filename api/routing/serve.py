@@ -1,0 +1,62 @@
+"""The life of the router's process: it opens the port, follows the engines, and drains after a signal."""
+
+import asyncio
+
+import anyio
+import structlog
+from aiohttp import web
+
+from baton.api.config import Config
+from baton.api.connections.registry import CONNECTIONS
+from baton.api.machine.signals import Signals
+from baton.api.routing.app import make_router
+from baton.api.routing.router import ROUTER
+from baton.api.telemetry import logs
+
+LAST_WRITES_S = 5.0
+NEVER_S = 1e9
+
+
+def route(config: Config, signals: Signals) -> int:
+    """Route until a signal comes, then let open requests finish. Return the exit code."""
+    logs.configure(config.log_format, config.log_level)
+    return anyio.run(run, config, signals, backend_options={"use_uvloop": True})
+
+
+async def run(config: Config, signals: Signals) -> int:
+    log, stop, loop = structlog.get_logger(), asyncio.Event(), asyncio.get_running_loop()
+
+    def receive(number: int) -> None:
+        loop.call_soon_threadsafe(stop.set)
+
+    signals.deliver_to(receive)
+    app = make_router(config)
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WRITES_S, keepalive_timeout=NEVER_S
+    )
+    await runner.setup()
+    try:
+        assert runner.server is not None
+        bound = await app[CONNECTIONS].listen(runner.server, config.host, config.port)
+    except OSError as error:
+        log.critical("cannot listen", host=config.host, port=config.port, error=error.strerror or str(error))
+        await runner.cleanup()
+        return 2
+    shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+    log.info("listening", url=f"http://{shown}:{bound[1]}", engines=len(config.engine))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(app[CONNECTIONS].watch)
+        await stop.wait()
+        await drain(app, config.drain_timeout)
+        await runner.cleanup()
+        tasks.cancel_scope.cancel()
+    return 0
+
+
+async def drain(app: web.Application, seconds: float) -> None:
+    """Refuse new requests, and let open ones finish."""
+    router = app[ROUTER]
+    router.draining = True
+    structlog.get_logger().info("draining", open_requests=router.open)
+    with anyio.move_on_after(seconds):
+        await router.wait_idle()

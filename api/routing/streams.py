@@ -1,0 +1,119 @@
+"""A stream on its way from an engine to a client, and what another engine needs to continue it."""
+
+import re
+
+import msgspec
+
+from baton.api.events.places import PLACES
+from baton.api.resuming import COMMENT, Begun, Resumption, SentPart, TokensSent
+
+END = b"\n\n"
+PINGS = (b": ping", b"event: ping")
+EVENT = msgspec.json.Decoder(Begun | TokensSent)
+UNIQUE = re.compile(r"[0-9a-f]{32}")
+CREATED = re.compile(rb'"created": ?\d+')
+
+
+class StreamCopy:
+    """The frames of a stream, which are passed on together with the engine's comment on the tokens in them.
+
+    If an engine fails, frames without their comment are dropped: another engine sends their tokens again. Its own
+    beginning of the stream is dropped too, up to the first tokens that the client does not have; and in what follows
+    its ids and its time of creation are replaced by those that the client knows.
+    """
+
+    def __init__(self) -> None:
+        self.places = ""  # where the engine's states lie, at the end
+        self._begun: Begun | None = None  # of the first engine
+        self._tokens: list[bytearray] = []  # of each sequence, as far as they were passed on
+        self._shown: list[int] = []
+        self._ended: set[int] = set()  # the sequences that have ended
+        self._rest = b""  # the beginning of a frame
+        self._frames: list[bytes] = []  # frames whose comment has not come yet
+        self._created = b""
+        self._to_skip = 0  # comments until the client has no more of the stream
+        self._renamed: list[tuple[bytes, bytes]] = []
+
+    @property
+    def resumption(self) -> Resumption | None:
+        """The part of the stream that the client has, from which another engine continues; None if that is nothing."""
+        if self._begun is None:
+            return None
+        tokens = zip(self._tokens, self._shown, strict=True)
+        parts = [SentPart(index, bytes(each), shown, False) for index, (each, shown) in enumerate(tokens)]
+        return Resumption(seeds=self._begun.seeds, parts=parts)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another engine can continue the stream: not if some of several sequences have ended."""
+        return not self._ended
+
+    @property
+    def complete(self) -> bool:
+        """Whether the client has the whole stream, so that only the end of the connection is missing."""
+        return self._begun is not None and len(self._ended) == len(self._tokens)
+
+    def begin_again(self) -> None:
+        """Expect the stream of another engine."""
+        self._rest, self._frames, self._renamed = b"", [], []
+        self._to_skip = 2 if self._begun is not None else 0
+
+    def take(self, chunk: bytes) -> bytes:
+        """Take in a chunk of the engine's stream. Return what the client gets."""
+        *frames, self._rest = (self._rest + chunk).split(END)
+        ready = list[bytes]()
+        for frame in frames:
+            if frame.startswith(COMMENT):
+                self._comment(EVENT.decode(frame[len(COMMENT) :]), ready)
+            elif frame.startswith(PLACES):
+                self.places = frame[len(PLACES) :].decode()
+            elif frame.startswith(PINGS) and not self._frames:
+                ready.append(frame + END)
+            else:
+                self._frames.append(frame + END)
+        return b"".join(ready)
+
+    def _comment(self, event: Begun | TokensSent, ready: list[bytes]) -> None:
+        frames, self._frames = self._frames, []
+        if isinstance(event, Begun):
+            self._begin(event, frames)
+        elif not self._to_skip:
+            self._count(event)
+        if self._to_skip:
+            self._to_skip -= 1
+        else:
+            ready += (self._as_begun(frame) for frame in frames)
+        if not self._created and not self._renamed:
+            self._created = first_created(frames)
+
+    def _begin(self, event: Begun, frames: list[bytes]) -> None:
+        if self._begun is None:
+            self._begun = event
+            self._tokens, self._shown = [bytearray() for _ in event.ids], [0] * len(event.ids)
+            return
+        ids = zip(unique_in(event.ids), unique_in(self._begun.ids), strict=False)
+        self._renamed = [(other.encode(), own.encode()) for other, own in ids if other != own]
+
+    def _count(self, event: TokensSent) -> None:
+        for part in event.parts:
+            self._tokens[part.index] += part.tokens
+            self._shown[part.index] = part.shown
+            if part.ended:
+                self._ended.add(part.index)
+
+    def _as_begun(self, frame: bytes) -> bytes:
+        """Return a frame with the ids and the time of the engine that has begun the stream."""
+        for other, own in self._renamed:
+            frame = frame.replace(other, own)
+        return CREATED.sub(self._created, frame, count=1) if self._renamed and self._created else frame
+
+
+def unique_in(ids: list[str]) -> list[str]:
+    """Return the random part of the first id, if it has one."""
+    return UNIQUE.findall(ids[0])
+
+
+def first_created(frames: list[bytes]) -> bytes:
+    """Return the field `created` of the first frame that has one; empty if none has."""
+    found = (CREATED.search(frame) for frame in frames)
+    return next((match[0] for match in found if match is not None), b"")

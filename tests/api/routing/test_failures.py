@@ -1,0 +1,167 @@
+"""Engines that fail in the middle of streams: another one continues each stream, without a gap or a repeated token."""
+
+import asyncio
+import json
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import aiohttp
+import pytest
+
+from baton.models.hash_definition import expected_output
+from tests.api.hash_traffic import Traffic, make_checkpoint, wait_home
+from tests.api.routing.test_router import ROUTE, TEMPLATE, until
+from tests.api.server_process import SERVE, ServerProcess
+
+pytestmark = pytest.mark.anyio
+TOKENS = 150
+STREAMS = 8
+CHAT = {"max_tokens": TOKENS, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_checkpoint(tmp_path_factory.mktemp("failures"), vocab_size=90, delay_ms=[8, 12])
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture
+def engines(checkpoint: Path) -> Iterator[list[ServerProcess]]:
+    one, other = ([*SERVE, str(checkpoint), "--engine-name", name] for name in ("one", "other"))
+    with ServerProcess(one) as first, ServerProcess(other) as second:
+        yield [first, second]
+
+
+@pytest.fixture
+def router(engines: list[ServerProcess]) -> Iterator[ServerProcess]:
+    arguments = [part for engine in engines for part in ("--engine", engine.url)]
+    with ServerProcess([*ROUTE, *arguments]) as running:
+        until(lambda: all(engine["phase"] == "ready" for engine in running.get("/debug/engines")))
+        yield running
+
+
+async def read(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the events of a stream, which must be complete."""
+    async with aiohttp.ClientSession() as http, http.post(url + path, json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        text = (await answer.read()).decode()
+    frames = text.split("\n\n")
+    assert frames[-2:] == ["data: [DONE]", ""], text[-300:]
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-2]]
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    """Return the text of a chat's stream. Its events must belong together, and count every token once."""
+    assert len({event["id"] for event in events}) == len({event["created"] for event in events}) == 1
+    assert events[-1]["usage"]["completion_tokens"] == TOKENS
+    deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+    assert sum("role" in delta for delta in deltas) == 1
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+def chat(number: int, **fields: Any) -> dict[str, Any]:
+    return CHAT | {"messages": [{"role": "user", "content": f"{number}," * 9}], "seed": number} | fields
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_another_engine_continues_the_streams(
+    router: ServerProcess, engines: list[ServerProcess], how: signal.Signals
+) -> None:
+    bodies = [chat(number, temperature=number % 2) for number in range(STREAMS)]
+    expected = [text_of(await read(engines[1].url, "/v1/chat/completions", body)) for body in bodies[:3]]
+    streams = [asyncio.ensure_future(read(router.url, "/v1/chat/completions", body)) for body in bodies]
+    await asyncio.sleep(random.uniform(0.2, 0.8))
+    victim = engines[0]
+    victim.process.send_signal(how)
+    try:
+        async with asyncio.timeout(20):
+            found = [text_of(events) for events in await asyncio.gather(*streams)]
+    finally:
+        victim.process.send_signal(signal.SIGCONT)
+        if how is signal.SIGKILL:
+            victim.kill_now()
+    assert found[:3] == expected
+    assert all(len(text) == TOKENS for text in found)
+    continued = [line for line in router.log if line["event"] == "another engine continues a stream"]
+    assert continued, "the engine had none of the streams"
+    for body, text in list(zip(bodies, found, strict=True))[3:]:
+        assert text_of(await read(engines[1].url, "/v1/chat/completions", body)) == text
+
+
+async def test_what_the_client_left_to_chance_is_continued_too(
+    router: ServerProcess, engines: list[ServerProcess]
+) -> None:
+    """The seed is the first engine's: a stream without a seed is no other stream after it."""
+    body = {"prompt": "abc", "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "temperature": 1, "n": 2}
+    streams = [asyncio.ensure_future(read(router.url, "/v1/completions", body)) for _ in range(4)]
+    await asyncio.sleep(0.5)
+    engines[0].kill_now()
+    for events in await asyncio.gather(*streams):
+        for index in (0, 1):
+            parts = [event["choices"][0] for event in events if event["choices"]]
+            assert len("".join(part["text"] for part in parts if part["index"] == index)) == TOKENS
+
+
+def delete_engine(router: ServerProcess, url: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    with urlopen(Request(f"{router.url}/debug/engines", json.dumps({"url": url}).encode(), headers, method="DELETE")):
+        pass
+
+
+async def test_a_stream_with_an_id_of_the_clients_is_continued(
+    router: ServerProcess, engines: list[ServerProcess]
+) -> None:
+    params = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    bodies = [{"input_ids": [n, 1, 2], "rid": f"r{n}", "sampling_params": params, "stream": True} for n in range(4)]
+    streams = [asyncio.ensure_future(read(router.url, "/generate", body)) for body in bodies]
+    await asyncio.sleep(0.5)
+    engines[0].kill_now()
+    for body, events in zip(bodies, await asyncio.gather(*streams), strict=True):
+        assert events[-1]["output_ids"] == expected_output(body["input_ids"], TOKENS, 90)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_fifty_failures_under_load(tmp_path: Path, how: signal.Signals) -> None:
+    """Three engines answer traffic, of which one after the other is killed and replaced, or stopped and continued."""
+    folder, chance = make_checkpoint(tmp_path, delay_ms=[2, 6]), random.Random(0)
+    with ExitStack() as stack:
+        engines = [stack.enter_context(ServerProcess([*SERVE, str(folder)])) for _ in range(3)]
+        arguments = [part for engine in engines for part in ("--engine", engine.url)]
+        router = stack.enter_context(ServerProcess([*ROUTE, *arguments]))
+        until(lambda: all(engine["phase"] == "ready" for engine in router.get("/debug/engines")))
+        outcomes, over = Counter[str](), asyncio.Event()
+
+        async def send() -> None:
+            while not over.is_set():
+                traffic = Traffic(
+                    router.url, chance.randrange(999), requests=200, at_once=24, finish=1, stream=2, leave=1
+                )
+                await traffic.run()
+                outcomes.update(traffic.outcomes)
+
+        sending = asyncio.ensure_future(send())
+        for _ in range(50):
+            await asyncio.sleep(chance.uniform(0.3, 1.0))
+            victim = chance.randrange(3)
+            if how is signal.SIGSTOP:
+                engines[victim].process.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(3)
+                engines[victim].process.send_signal(signal.SIGCONT)
+            else:
+                engines[victim].kill_now()
+                await asyncio.to_thread(delete_engine, router, engines[victim].url)
+                engines[victim] = await asyncio.to_thread(stack.enter_context, ServerProcess([*SERVE, str(folder)]))
+                await asyncio.to_thread(router.post, "/debug/engines", {"url": engines[victim].url})
+        over.set()
+        await sending
+        assert outcomes.keys() == {"length", "leave"}, outcomes
+        for engine in engines:
+            wait_home(engine)

@@ -1,0 +1,98 @@
+"""Reading of requests by a router, and what it learns of prompts."""
+
+import json
+from typing import Any
+
+import pytest
+
+from baton.api.events.frames import name_of
+from baton.api.routing.asking import Asking, read_asking
+from baton.api.routing.prompts import Chains
+
+OWNER = b"owner"
+SYSTEM = {"role": "system", "content": "Be brief."}
+CHAT = "/v1/chat/completions"
+
+
+def read(path: str = CHAT, owner: bytes = OWNER, **body: Any) -> Asking:
+    return read_asking(path, json.dumps(body).encode(), owner)
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_a_chain_continues_the_chain_of_the_messages_before() -> None:
+    short, long = read(messages=[SYSTEM, user("a")]), read(messages=[SYSTEM, user("a"), user("b")])
+    assert long.chain.digests[:2] == short.chain.digests and len(long.chain.digests) == 3
+    assert read(messages=[SYSTEM, user("b")]).chain.digests[0] == short.chain.digests[0]
+    assert read(messages=[SYSTEM, user("b")]).chain.digests[1] != short.chain.digests[1]
+
+
+@pytest.mark.parametrize(
+    "change", [{"tools": [{"type": "function"}]}, {"cache_salt": "a"}, {"reasoning_effort": "low"}]
+)
+def test_what_changes_the_beginning_of_a_prompt_changes_its_chain(change: dict[str, Any]) -> None:
+    assert read(messages=[SYSTEM], **change).chain != read(messages=[SYSTEM]).chain
+    assert read(messages=[SYSTEM], temperature=1, stream=True).chain == read(messages=[SYSTEM]).chain
+    assert read(messages=[SYSTEM], owner=b"other").chain != read(messages=[SYSTEM]).chain
+
+
+@pytest.mark.parametrize("field", ["input", "prompt", "text", "input_ids"])
+def test_other_prompts_are_one_part(field: str) -> None:
+    asking = read("/generate", **{field: [1, 2] if field == "input_ids" else "abc"})
+    assert len(asking.chain.digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "id"),
+    [
+        ("/v1/sessions/abc", {}, "abc"),
+        ("/v1/sessions/abc/fork", {}, "abc"),
+        ("/v1/conversations/conv_1/items", {}, "conv_1"),
+        ("/v1/responses/resp_1/cancel", {}, "resp_1"),
+        ("/v1/responses", {"previous_response_id": "resp_1", "input": "a"}, "resp_1"),
+        ("/v1/responses", {"conversation": "conv_1", "input": "a"}, "conv_1"),
+        ("/v1/responses", {"conversation": {"id": "conv_1"}, "input": "a"}, "conv_1"),
+        ("/generate", {"session_params": {"id": "abc", "rid": None}, "text": "a"}, "abc"),
+        ("/close_session", {"session_id": "abc"}, "abc"),
+        ("/v1/responses", {"input": "a"}, ""),
+        ("/v1/responses/input_tokens", {"input": "a"}, ""),
+        ("/v1/sessions", {}, ""),
+        (CHAT, {"messages": [SYSTEM]}, ""),
+    ],
+)
+def test_a_request_belongs_to_the_engine_of_its_session(path: str, body: dict[str, Any], id: str) -> None:
+    assert read(path, **body).bound == (name_of(OWNER, id) if id else "")
+
+
+def test_a_new_session_is_placed_for_its_turns() -> None:
+    opening = [path for path in ("/v1/sessions", "/v1/conversations", "/open_session", CHAT) if read(path).opens]
+    assert opening == ["/v1/sessions", "/v1/conversations", "/open_session"]
+    assert not read("/v1/sessions/abc/fork").opens
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[1]", b"{", b"\xff", b'{"messages": 1}', b'{"conversation": [1]}', b"[" * 9999]
+)
+def test_a_body_that_cannot_be_read_is_left_to_the_engine(body: bytes) -> None:
+    assert read_asking(CHAT, body, b"").bound == ""
+
+
+def test_a_later_turn_may_resume_where_an_earlier_one_ended() -> None:
+    chains, first = Chains(), read(messages=[SYSTEM, user("a" * 100)])
+    assert chains.demand(first.chain).places == ()
+    chains.learn(first.chain, 40, [(40, 1), (60, 3), (59, 2)])
+    assert chains.demand(first.chain).places == [(60, 3), (59, 2), (40, 1)]
+    later = chains.demand(read(messages=[SYSTEM, user("a" * 100), user("b" * 100)]).chain)
+    assert later.places == [(60, 3), (59, 2), (40, 1)] and 40 < later.tokens < 100
+    assert chains.demand(read(messages=[SYSTEM, user("c" * 100)]).chain).places == ()
+
+
+def test_the_least_recently_used_chains_are_forgotten() -> None:
+    chains, read_chains = Chains(most=2), [read(messages=[user(letter)]).chain for letter in "abc"]
+    chains.learn(read_chains[0], 5, [(5, 1)])
+    chains.learn(read_chains[1], 5, [(5, 2)])
+    chains.demand(read_chains[0])
+    chains.learn(read_chains[2], 5, [(5, 3)])
+    assert [bool(chains.demand(chain).places) for chain in read_chains] == [True, False, True]

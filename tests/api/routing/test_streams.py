@@ -1,0 +1,63 @@
+"""Copying of streams, and what is left out of a stream that another engine continues."""
+
+import msgspec
+import pytest
+
+from baton.actors.tokens import pack
+from baton.api.events.places import PLACES
+from baton.api.resuming import Begun, SentPart, TokensSent, comment
+from baton.api.routing.streams import StreamCopy
+
+FIRST, SECOND = "chatcmpl-" + "a" * 32, "chatcmpl-" + "b" * 32
+
+
+def frame(id: str, text: str, created: int = 7) -> bytes:
+    return b"data: " + msgspec.json.encode({"id": id, "created": created, "text": text}) + b"\n\n"
+
+
+def passed(*tokens: int, ended: bool = False) -> bytes:
+    return comment(TokensSent(parts=[SentPart(0, pack(tokens), len(tokens), ended)]))
+
+
+def begun(id: str) -> bytes:
+    return comment(Begun(ids=[id], seeds=[5]))
+
+
+OPENING, A, B, C = (frame(FIRST, text) for text in ("", "a", "b", "c"))
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_stream_is_copied_without_its_comments(size: int) -> None:
+    stream = OPENING + begun(FIRST) + A + passed(1) + b": ping\n\n" + B + C + passed(2, 3) + PLACES + b"9 9:ff\n\n"
+    copy = StreamCopy()
+    chunks = [stream[at : at + size] for at in range(0, len(stream), size)]
+    assert b"".join(map(copy.take, chunks)) == OPENING + A + b": ping\n\n" + B + C
+    assert copy.places == "9 9:ff"
+
+
+def test_another_engine_continues_after_the_tokens_that_were_passed_on() -> None:
+    copy = StreamCopy()
+    assert copy.take(OPENING + begun(FIRST) + A + passed(1) + B) == OPENING + A
+    resumption = copy.resumption
+    assert resumption is not None
+    assert (resumption.seeds, resumption.parts) == ([5], [SentPart(0, pack([1]), 1)])
+    copy.begin_again()
+    again = frame(SECOND, "", 8) + begun(SECOND) + frame(SECOND, "a", 8) + passed(1)
+    assert copy.take(again + frame(SECOND, "b", 8) + passed(2)) == B
+    resumption = copy.resumption
+    assert resumption is not None and resumption.parts == [SentPart(0, pack([1, 2]), 1)]
+
+
+def test_another_engine_begins_a_stream_of_which_the_client_has_nothing() -> None:
+    copy = StreamCopy()
+    assert copy.take(OPENING) == b"" and copy.can_go_on and copy.resumption is None
+    copy.begin_again()
+    assert copy.take(OPENING + begun(FIRST) + A + passed(1)) == OPENING + A
+
+
+def test_a_stream_that_has_ended_is_complete_though_its_connection_was_cut() -> None:
+    copy = StreamCopy()
+    copy.take(OPENING + begun(FIRST) + A + passed(1))
+    assert copy.can_go_on and not copy.complete
+    copy.take(B + passed(2, ended=True))
+    assert copy.complete and not copy.can_go_on
