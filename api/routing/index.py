@@ -10,7 +10,7 @@ class StateIndex:
     """The engines that have each state.
 
     Almost every state lies on one engine, so an entry is the engine's number, and a set of numbers only where there are
-    several: 5 million states of 1,000 engines take 0.5 GB instead of 1.6.
+    several. Figures: docs/scale.md.
     """
 
     def __init__(self) -> None:
