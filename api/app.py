@@ -5,7 +5,6 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import msgspec
 import structlog
 from aiohttp import HttpVersion11, web
 from aiohttp.web_protocol import RequestPayloadError
@@ -14,7 +13,7 @@ from structlog.contextvars import bound_contextvars
 from baton.actors.runtime.digests import Digester
 from baton.api import admin, errors, tokenization
 from baton.api.anthropic import routes as messages
-from baton.api.anthropic.errors import error_body, is_messages, status_of
+from baton.api.anthropic.errors import error_response, is_messages
 from baton.api.connections.limits import connection_limits
 from baton.api.connections.registry import CONNECTIONS, Connections
 from baton.api.errors import ApiError
@@ -133,7 +132,7 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         status, code = response.status, request.get(STREAM_ERROR)
         return response
     except ApiError as error:
-        response = error_response(request, error)
+        response = error_response(request.path, error, request[REQUEST_ID])
         status, code = response.status, error.code
         return response
     except asyncio.CancelledError:
@@ -144,7 +143,8 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Exception as error:
         structlog.get_logger().exception("a handler failed", id=request[REQUEST_ID], path=request.path)
         status, code = 500, "internal_error"
-        return error_response(request, errors.internal(f"the server failed: {type(error).__name__}"))
+        failure = errors.internal(f"the server failed: {type(error).__name__}")
+        return error_response(request.path, failure, request[REQUEST_ID])
     finally:
         record_request(request, status, code, time.monotonic() - started)
 
@@ -198,14 +198,6 @@ def describe(request: web.Request, error: web.HTTPException) -> str:
             return f"the body is larger than {request.app[SERVER].config.body_limit} bytes (--body-limit)"
         case _:
             return error.text or error.reason
-
-
-def error_response(request: web.Request, error: ApiError) -> web.Response:
-    """Return the error in the format of the API that was called: Anthropic's or OpenAI's."""
-    body, status = error.encode(), error.status
-    if is_messages(request.path):
-        body, status = msgspec.json.encode(error_body(error, request[REQUEST_ID])), status_of(error)
-    return web.Response(body=body, status=status, headers=error.headers, content_type="application/json")
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType
 
 from baton.api.errors import ApiError
@@ -42,6 +44,14 @@ def is_messages(path: str) -> bool:
 
 def status_of(error: ApiError) -> int:
     return OVERLOADED if error.status == 503 else error.status
+
+
+def error_response(path: str, error: ApiError, request_id: str) -> web.Response:
+    """Return an error as the API at this path writes it: Anthropic's or OpenAI's."""
+    body, status = error.encode(), error.status
+    if is_messages(path):
+        body, status = msgspec.json.encode(error_body(error, request_id)), status_of(error)
+    return web.Response(body=body, status=status, headers=error.headers, content_type="application/json")
 
 
 def error_body(error: ApiError, request_id: str) -> MessagesErrorBody:

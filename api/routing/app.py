@@ -3,7 +3,7 @@
 import asyncio
 import ipaddress
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 import structlog
@@ -11,7 +11,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from baton.api import errors
-from baton.api.anthropic.errors import error_body, is_messages, status_of
+from baton.api.anthropic.errors import error_response
 from baton.api.config import Config
 from baton.api.connections.limits import connection_limits
 from baton.api.connections.registry import CONNECTIONS, Connections
@@ -36,12 +36,12 @@ def make_router(config: Config) -> web.Application:
     app[GUARD] = Guard(config)
     app[CONNECTIONS] = Connections(connection_limits(config))
 
-    async def running(app: web.Application) -> object:
+    async def running(app: web.Application) -> AsyncIterator[None]:
         app[ROUTER] = Router(config)
         yield
         await app[ROUTER].close()
 
-    app.cleanup_ctx.append(running)  # type: ignore[arg-type]
+    app.cleanup_ctx.append(running)
     app.on_shutdown.append(app[CONNECTIONS].close)
     app.on_response_prepare.append(add_headers)
     app.add_routes(routes)
@@ -159,7 +159,7 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
             status = response.status
             return response
     except ApiError as error:
-        response = error_response(request, error)
+        response = error_response(request.path, error, request[REQUEST_ID])
         status = response.status
         return response
     except asyncio.CancelledError:
@@ -167,27 +167,21 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
     except ConnectionError:
         return web.Response(status=errors.CLIENT_LEFT)
     except web.HTTPException as error:
-        response = error_response(request, errors.from_status(error.status, error.text or error.reason, {}))
+        refusal = errors.from_status(error.status, error.text or error.reason)
+        response = error_response(request.path, refusal, request[REQUEST_ID])
         status = response.status
         return response
     except Exception as error:
         structlog.get_logger().exception("a handler failed", id=request[REQUEST_ID], path=request.path)
         status = 500
-        return error_response(request, errors.internal(f"the router failed: {type(error).__name__}"))
+        failure = errors.internal(f"the router failed: {type(error).__name__}")
+        return error_response(request.path, failure, request[REQUEST_ID])
     finally:
         log = structlog.get_logger()
         line = {"id": request[REQUEST_ID], "endpoint": f"{request.method} {request.path}", "status": status}
         (log.debug if request.path in QUIET else log.info)(
             "request", **line, total_ms=milliseconds(time.monotonic() - started)
         )
-
-
-def error_response(request: web.Request, error: ApiError) -> web.Response:
-    """Return the error in the format of the API that was called: Anthropic's or OpenAI's."""
-    body, status = error.encode(), error.status
-    if is_messages(request.path):
-        body, status = msgspec.json.encode(error_body(error, request[REQUEST_ID])), status_of(error)
-    return web.Response(body=body, status=status, headers=error.headers, content_type="application/json")
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -1,4 +1,4 @@
-"""A stream on its way from an engine to a client, and what another engine needs to continue it."""
+"""Copies of streams from an engine to a client, which another engine can continue."""
 
 import re
 
