@@ -153,6 +153,11 @@ class Fleet:
         chosen.opened += 1
         return chosen
 
+    def doubt(self, view: EngineView, why: str) -> None:
+        """Choose an engine no more until its next event, because a request to it has failed. Others go on there."""
+        structlog.get_logger().warning("engine in doubt", engine=view.name or view.url, why=why)
+        self.engines.remove(view.number)
+
     def lose(self, view: EngineView, why: str) -> None:
         """Send no requests to an engine until its next snapshot, and forget what it has."""
         if view.phase != "lost":

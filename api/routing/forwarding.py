@@ -120,7 +120,7 @@ class Forwarder:
         try:
             answer = await view.unless_lost(asking)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            self._fleet.lose(view, f"{type(error).__name__}: {error}")
+            self._fleet.doubt(view, f"{type(error).__name__}: {error}")
             raise Unanswered(str(error) or type(error).__name__) from error
         finally:
             if sent is not None:
@@ -144,7 +144,7 @@ class Forwarder:
                 self._learn(call.asking, copy.places if copy is not None else "")
                 return response
             except (aiohttp.ClientError, TimeoutError) as error:
-                self._fleet.lose(begun.view, f"{type(error).__name__}: {error}")
+                self._fleet.doubt(begun.view, f"{type(error).__name__}: {error}")
             if copy is not None and copy.complete:
                 return response
             if copy is None or not copy.can_go_on or call.asking.bound:
@@ -194,12 +194,23 @@ class Forwarder:
                         self._learn(asking, chunk[at + len(PLACES) :].partition(b"\n")[0].decode())
                         chunk = chunk[:at]
                     if chunk:
-                        await response.write(chunk)
+                        await write(response, chunk)
 
     def _learn(self, asking: Asking, text: str) -> None:
         if text:
             length, places = read_places(text)
             self._chains.learn(asking.chain, length, places)
+
+
+async def write(response: web.StreamResponse, chunk: bytes) -> None:
+    """Write to the client. Raises ConnectionResetError if the client has left.
+
+    aiohttp's own error is the one that it raises where an engine is lost, and the engine is not at fault here.
+    """
+    try:
+        await response.write(chunk)
+    except ConnectionError as error:
+        raise ConnectionResetError("the client has left") from error
 
 
 def given_up(view: EngineView, failure: Unanswered) -> web.Response:
