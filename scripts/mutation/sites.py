@@ -30,6 +30,7 @@ OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
     ast.RShift: (">>", "<<"),
     ast.BitOr: ("|", "&"),
     ast.BitAnd: ("&", "|"),
+    ast.BitXor: ("^", "|"),
 }
 TWINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 MAKERS = ("__init__", "__post_init__")
