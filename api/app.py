@@ -14,6 +14,7 @@ from baton.actors.runtime.digests import Digester
 from baton.api import admin, errors, tokenization
 from baton.api.anthropic import routes as messages
 from baton.api.anthropic.errors import error_response, is_messages
+from baton.api.connections.body import check_encoding, unreadable
 from baton.api.connections.limits import connection_limits
 from baton.api.connections.registry import CONNECTIONS, Connections
 from baton.api.errors import ApiError
@@ -42,8 +43,6 @@ HANDLERS = (
     tokenization, admin, events,
 )  # fmt: skip
 GUARD = web.AppKey("guard", Guard)
-# Values of Content-Encoding that aiohttp accepts and decompresses.
-ENCODINGS = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
 # Paths that monitors poll; their requests are logged at level debug only.
 QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/peers", "/debug/slots"})
 
@@ -158,8 +157,7 @@ async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except RequestPayloadError as error:
-        reason = str(error).removeprefix("400, message:").strip()
-        raise errors.bad_request(f"the body cannot be read: {reason}", code="invalid_body") from None
+        raise unreadable(error) from None
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -177,14 +175,6 @@ async def add_places(request: web.Request, response: web.StreamResponse) -> None
         response.headers[HEADER] = places
     elif response.content_type == EVENT_STREAM:
         await response.write(PLACES + places.encode() + b"\n\n")
-
-
-def check_encoding(request: web.Request) -> None:
-    """Raise ApiError 415 if the body is compressed in an unsupported way."""
-    encoding = request.headers.get("Content-Encoding", "").strip().lower()
-    if encoding and encoding not in ENCODINGS:
-        message = f"Content-Encoding {encoding!r} is not supported: send {', '.join(sorted(ENCODINGS))}"
-        raise ApiError(415, message, "invalid_request_error", "Content-Encoding", "unsupported_media_type")
 
 
 def describe(request: web.Request, error: web.HTTPException) -> str:

@@ -27,8 +27,8 @@ OF_SIZE = (
 """The options that `baton inspect` shares with `baton serve`: they decide how much memory a model needs."""
 OF_ROUTER = (
     "engine", "host", "port", "max_connections", "bytes_in_flight", "body_limit", "header_timeout", "body_timeout",
-    "idle_timeout", "unread_timeout", "websocket_timeout", "drain_timeout", "api_key", "api_key_file", "cors",
-    "allowed_host", "log_format", "log_level",
+    "idle_timeout", "unread_timeout", "websocket_timeout", "ping_interval", "request_timeout", "drain_timeout",
+    "api_key", "api_key_file", "cors", "allowed_host", "log_format", "log_level",
 )  # fmt: skip
 """The options of `baton route`; only the first is not one of `baton serve`."""
 HELP_WIDTH = 120

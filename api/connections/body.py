@@ -5,10 +5,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
 
+from baton.api import errors
 from baton.api.connections.connection import ClientConnection
 from baton.api.connections.registry import CONNECTIONS
-from baton.api.errors import unavailable
+from baton.api.errors import ApiError
+
+# Values of Content-Encoding that aiohttp accepts and decompresses.
+ENCODINGS = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
 
 
 @asynccontextmanager
@@ -31,6 +36,20 @@ async def whole_body(request: web.Request) -> AsyncIterator[memoryview]:
             yield body
 
 
+def check_encoding(request: web.Request) -> None:
+    """Raise ApiError 415 if the body is compressed in an unsupported way."""
+    encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    if encoding and encoding not in ENCODINGS:
+        message = f"Content-Encoding {encoding!r} is not supported: send {', '.join(sorted(ENCODINGS))}"
+        raise ApiError(415, message, "invalid_request_error", "Content-Encoding", "unsupported_media_type")
+
+
+def unreadable(error: RequestPayloadError) -> ApiError:
+    """Return the 400 for a body that aiohttp cannot read."""
+    reason = str(error).removeprefix("400, message:").strip()
+    return errors.bad_request(f"the body cannot be read: {reason}", code="invalid_body")
+
+
 def space_for(request: web.Request) -> int:
     """Return the largest size that the decompressed body may have. Raises HTTPRequestEntityTooLarge."""
     limit, length = request.client_max_size, request.content_length
@@ -44,7 +63,7 @@ def map_memory(size: int) -> mmap.mmap:
     try:
         return mmap.mmap(-1, max(1, size))
     except OSError:
-        raise unavailable("the server has no memory for the body", "out_of_memory") from None
+        raise errors.unavailable("the server has no memory for the body", "out_of_memory") from None
 
 
 async def read_body(request: web.Request, connection: ClientConnection) -> None:

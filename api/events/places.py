@@ -14,14 +14,14 @@ DIGESTER = web.AppKey("digester", Digester)
 def places_of(generation: Generation, digester: Digester) -> str:
     """Return the length of the first member's prompt, and the positions and digests where its states may lie.
 
-    They are the end of the prompt, and the end of the answer with and without its last token, which the model may not
-    have read: `LENGTH POSITION:DIGEST POSITION:DIGEST …`.
+    They are how far the prompt was cached, and how far it was known; the end of the prompt; and the end of the answer
+    with and without its last token, which the model may not have read: `LENGTH POSITION:DIGEST POSITION:DIGEST …`.
     """
     member = generation.members[0]
     request, output = member.request, bytes(member.delivered)
-    length = count(request.tokens)
+    length, end = count(request.tokens), count(request.tokens) + count(output)
     digests = digester.extended(digester.beginning(request.salt), 0, request.tokens + output)
-    positions = sorted({length, *(length + count(output) - left for left in (0, 1))})
+    positions = sorted({member.cached_tokens, member.matched_tokens, length, end - 1, end})
     places = (f"{position}:{int(digests[position - 1]):016x}" for position in positions if position)
     return " ".join((str(length), *places))
 

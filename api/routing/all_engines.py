@@ -37,18 +37,20 @@ class EngineMetrics:
 class AllEngines:
     """Asks all engines, and puts their answers together."""
 
-    def __init__(self, fleet: Fleet, http: aiohttp.ClientSession) -> None:
-        self._fleet, self._http = fleet, http
+    def __init__(self, fleet: Fleet, http: aiohttp.ClientSession, own: CollectorRegistry) -> None:
+        """own: the router's metrics."""
+        self._fleet, self._http, self._own = fleet, http, own
 
     async def metrics(self) -> web.Response:
-        """Return the metrics of all engines that answer."""
+        """Return the metrics of the router, and of all engines that answer."""
         found, views = EngineMetrics(), self._views()
         for view, text in zip(views, await self._texts("/metrics", views), strict=True):
             if text is not None:
                 found.add(view.name, text)
         registry = CollectorRegistry()
         registry.register(found)
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        body = generate_latest(self._own) + generate_latest(registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def sessions(self, request: web.Request) -> web.Response:
         """List the client's sessions on all engines."""

@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 import structlog
 from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
 from msgspec import Struct
 
 from baton.api import errors
-from baton.api.anthropic.errors import error_response
+from baton.api.anthropic.errors import error_response, is_messages
 from baton.api.config import Config
+from baton.api.connections.body import check_encoding, unreadable
 from baton.api.connections.limits import connection_limits
 from baton.api.connections.registry import CONNECTIONS, Connections
 from baton.api.errors import ApiError
@@ -26,6 +28,7 @@ from baton.api.version import VERSION
 
 GUARD = web.AppKey("router_guard", Guard)
 QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/engines"})
+TRACE_ID = "x-trace-id"  # the engine's header
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 routes = web.RouteTableDef()
 
@@ -41,8 +44,12 @@ def make_router(config: Config) -> web.Application:
         yield
         await app[ROUTER].close()
 
+    async def close_sockets(app: web.Application) -> None:
+        await app[ROUTER].sockets.close()
+
     app.cleanup_ctx.append(running)
     app.on_shutdown.append(app[CONNECTIONS].close)
+    app.on_shutdown.append(close_sockets)
     app.on_response_prepare.append(add_headers)
     app.add_routes(routes)
     return app
@@ -61,7 +68,7 @@ async def ready(request: web.Request) -> web.Response:
     if router.draining:
         raise errors.draining()
     if not any(view.takes_requests for view in router.fleet):
-        raise errors.unavailable("no engine is ready", "no_engine")
+        raise router.fleet.refusal()
     return answer_json({"status": "ready"})
 
 
@@ -142,7 +149,7 @@ async def at_one_engine(request: web.Request) -> web.StreamResponse:
         raise errors.draining()
     if request.headers.get("Upgrade", "").lower() == "websocket":
         return await router.sockets.answer(request)
-    return await router.forwarder.answer(request)
+    return await router.delivery.answer(request)
 
 
 @web.middleware
@@ -150,13 +157,15 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
     """Check access, turn failures into error responses, and log one line for the request."""
     request[REQUEST_ID] = new_id("req")
     started, status, router = time.monotonic(), errors.CLIENT_LEFT, request.app[ROUTER]
+    trace: str | None = None
     try:
         with router.request(), request.app[CONNECTIONS].of(request).request():
             request.app[GUARD].admit(request)
+            check_encoding(request)
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
                 return web.Response(status=204)
             response = await handler(request)
-            status = response.status
+            status, trace = response.status, response.headers.get(TRACE_ID)
             return response
     except ApiError as error:
         response = error_response(request.path, error, request[REQUEST_ID])
@@ -166,6 +175,10 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
         raise
     except ConnectionError:
         return web.Response(status=errors.CLIENT_LEFT)
+    except RequestPayloadError as error:
+        response = error_response(request.path, unreadable(error), request[REQUEST_ID])
+        status = response.status
+        return response
     except web.HTTPException as error:
         refusal = errors.from_status(error.status, error.text or error.reason)
         response = error_response(request.path, refusal, request[REQUEST_ID])
@@ -179,6 +192,7 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
     finally:
         log = structlog.get_logger()
         line = {"id": request[REQUEST_ID], "endpoint": f"{request.method} {request.path}", "status": status}
+        line |= {"trace_id": trace} if trace is not None else {}
         (log.debug if request.path in QUIET else log.info)(
             "request", **line, total_ms=milliseconds(time.monotonic() - started)
         )
@@ -188,5 +202,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     """Add the headers that every answer carries, unless an engine has set them."""
     response.headers["Server"] = f"baton/{VERSION}"
     response.headers.setdefault("x-request-id", request.get(REQUEST_ID, "-"))
+    if is_messages(request.path):
+        response.headers.setdefault("request-id", response.headers["x-request-id"])
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
     response.headers.update(cors_headers(request))

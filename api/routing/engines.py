@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -12,6 +12,8 @@ import aiohttp
 import msgspec
 import structlog
 
+from baton.api import errors
+from baton.api.errors import ApiError
 from baton.api.events.frames import Change, Load, Snapshot
 from baton.api.routing.choice import UNMEASURED_S, Chosen, Demand, Engines
 from baton.api.routing.index import StateIndex
@@ -41,7 +43,7 @@ class EngineView:
     opened: int = 0  # sessions that were sent to it since the last event
     following: asyncio.Task[None] | None = None
     lost: asyncio.Event = field(default_factory=asyncio.Event)  # set when it is lost, and replaced when it is found
-    answers: set[aiohttp.ClientResponse] = field(default_factory=set)  # that are being passed on
+    closing: set[Callable[[], object]] = field(default_factory=set)  # each ends the wait for an answer
 
     async def unless_lost(self, work: Awaitable[T]) -> T:
         """Return the result of a request to this engine. Raises ConnectionError if the engine is lost before."""
@@ -56,13 +58,13 @@ class EngineView:
             lost.cancel()
 
     @contextmanager
-    def closing_when_lost(self, answer: aiohttp.ClientResponse) -> Iterator[None]:
-        """Close the connection of an answer if the engine is lost, so that its reader does not wait for ever."""
-        self.answers.add(answer)
+    def closing_when_lost(self, close: Callable[[], object]) -> Iterator[None]:
+        """Call `close` if the engine is lost, so that nobody waits for its answer for ever."""
+        self.closing.add(close)
         try:
             yield
         finally:
-            self.answers.discard(answer)
+            self.closing.discard(close)
 
     @property
     def takes_requests(self) -> bool:
@@ -105,6 +107,7 @@ class Fleet:
             with suppress(asyncio.CancelledError):
                 await view.following
         self.lose(view, "removed")
+        self._drop(view, view.names)
         del self._views[view.number]
 
     async def close(self) -> None:
@@ -116,16 +119,23 @@ class Fleet:
         number = self._holders.get(name)
         return self._views[number] if number is not None else None
 
-    async def find(self, name: str, seconds: float) -> EngineView | None:
+    async def find(
+        self, name: str, seconds: float, but: EngineView | None = None, lost: bool = True
+    ) -> EngineView | None:
         """Return the engine that has a session or response. One that was just made may be in no event yet: wait for it.
 
         Return None if no event names it within so many seconds.
+
+        but: an engine that is not meant
+        lost: whether the engine may be lost
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while (holder := self.holder(name)) is None:
+                while True:
+                    holder = self.holder(name)
+                    if holder is not None and holder is not but and (lost or holder.phase != "lost"):
+                        return holder
                     await self._news.wait()
-                return holder
         return None
 
     async def choose(self, demand: Demand, but: Iterable[int], seconds: float) -> Chosen | None:
@@ -164,11 +174,17 @@ class Fleet:
             structlog.get_logger().warning("engine lost", engine=view.name or view.url, why=why)
         view.phase, view.why = "lost", why
         view.lost.set()
-        for answer in list(view.answers):
-            answer.close()
+        for close in list(view.closing):
+            close()
         self.engines.remove(view.number)
         self.index.remove_all(view.number)
-        self._drop(view, view.names)
+
+    def refusal(self) -> ApiError:
+        """Return the 503 for a request that no engine takes."""
+        phases = {view.phase for view in self}
+        if "loading" in phases:
+            return errors.loading()
+        return errors.draining() if "draining" in phases else errors.unavailable("no engine is ready", "no_engine")
 
     async def _follow(self, view: EngineView) -> None:
         """Follow an engine's events, and connect again whenever they end."""

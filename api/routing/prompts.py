@@ -23,6 +23,7 @@ SETTINGS = (
 """The fields that change the beginning of a prompt."""
 TOKENS_A_BYTE = 0.25  # of prompts, until answers have shown it
 MOST_CHAINS = 200_000
+MOST_PLACES = 8  # of a beginning, the latest ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +64,65 @@ def _parts(body: Mapping[str, Raw]) -> Iterator[bytes]:
         return
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What is known of the prompts that begin with some messages."""
+
+    length: int  # of the prompt that ends there, in tokens; 0: none was seen
+    places: tuple[Place, ...]  # where states may lie
+
+
+UNKNOWN = Beginning(0, ())
+
+
 class Chains:
     """Where the states of prompts lie that engines have computed, by the digests of the requests' messages."""
 
     def __init__(self, most: int = MOST_CHAINS) -> None:
-        self._places: OrderedDict[int, tuple[int, Sequence[Place]]] = OrderedDict()  # the least recently used first
+        self._known: OrderedDict[int, Beginning] = OrderedDict()  # the least recently used first
         self._most = most
         self._tokens = self._bytes = 0.0  # of all prompts, the recent ones counting most
 
     def demand(self, chain: Chain) -> Demand:
         """Return what is known of a prompt."""
+        places, tokens, measured = list[Place](), 0, 0
         for digest, size in zip(reversed(chain.digests), reversed(chain.sizes), strict=True):
-            if (known := self._places.get(digest)) is not None:
-                self._places.move_to_end(digest)
-                length, places = known
-                return Demand(length + round((chain.sizes[-1] - size) * self._ratio), places)
-        return Demand(round((chain.sizes[-1] if chain.sizes else 0) * self._ratio), ())
+            known = self._known.get(digest)
+            if known is not None:
+                places += known.places
+                self._known.move_to_end(digest)
+                if not measured and known.length:
+                    tokens, measured = known.length, size
+        whole = chain.sizes[-1] if chain.sizes else 0
+        return Demand(tokens + round((whole - measured) * self._ratio), sorted(places, reverse=True))
 
     def learn(self, chain: Chain, length: int, places: Sequence[Place]) -> None:
-        """Note where states of a prompt, and of its answer, may lie. length: of the prompt, in tokens."""
+        """Note where states of a prompt, and of its answer, may lie.
+
+        A place within the prompt was known to the engine before: it belongs to the longest beginning that another
+        prompt had too, such as a system message.
+
+        length: of the prompt, in tokens.
+        """
         if not chain.digests:
             return
         self._tokens = 0.99 * self._tokens + length
         self._bytes = 0.99 * self._bytes + chain.sizes[-1]
-        self._places[chain.digests[-1]] = length, sorted(places, reverse=True)
-        self._places.move_to_end(chain.digests[-1])
-        if len(self._places) > self._most:
-            self._places.popitem(last=False)
+        *beginnings, whole = chain.digests
+        common = next((digest for digest in reversed(chain.digests) if digest in self._known), None)
+        if common is not None:
+            self._add(common, 0, [place for place in places if place[0] < length])
+        for digest in beginnings:
+            self._add(digest, 0, ())
+        self._add(whole, length, [place for place in places if place[0] >= length])
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+    def _add(self, digest: int, length: int, places: Sequence[Place]) -> None:
+        known = self._known.get(digest, UNKNOWN)
+        merged = tuple(dict.fromkeys((*places, *known.places)))[:MOST_PLACES]
+        self._known[digest] = Beginning(length or known.length, merged)
+        self._known.move_to_end(digest)
 
     @property
     def _ratio(self) -> float:

@@ -9,9 +9,11 @@ from aiohttp import web
 
 from baton.api.config import Config
 from baton.api.routing.all_engines import AllEngines
+from baton.api.routing.counts import RouterCounts
+from baton.api.routing.delivery import Delivery
 from baton.api.routing.engines import Fleet
 from baton.api.routing.forwarding import Forwarder
-from baton.api.routing.sockets import SocketForwarder
+from baton.api.routing.sockets import Sockets
 from baton.api.security import digest
 
 
@@ -30,9 +32,11 @@ class Router:
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        self.forwarder = Forwarder(self.fleet, self.http)
-        self.sockets = SocketForwarder(self.fleet, self.http, self.forwarder, config)
-        self.all_engines = AllEngines(self.fleet, self.http)
+        counts = RouterCounts(self.fleet)
+        forwarder = Forwarder(self.fleet, self.http, counts)
+        self.delivery = Delivery(self.fleet, forwarder, counts, config.request_timeout)
+        self.sockets = Sockets(self.fleet, self.http, forwarder, config)
+        self.all_engines = AllEngines(self.fleet, self.http, counts.registry)
         self.draining = False
         self.open = 0  # requests
         self._closed = asyncio.Event()  # is set whenever a request ends

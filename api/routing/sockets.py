@@ -1,81 +1,173 @@
 """Websockets through the router: each message goes to the engine that has what it continues."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import aiohttp
-from aiohttp import WSMsgType, web
+import msgspec
+from aiohttp import WSCloseCode, WSMsgType, web
+from msgspec import Struct
 
+from baton.api import errors
 from baton.api.config import Config
 from baton.api.errors import ApiError, websocket_event
 from baton.api.routing.asking import read_asking
 from baton.api.routing.engines import EngineView, Fleet
 from baton.api.routing.forwarding import HOP_BY_HOP, Forwarder, passed_on
-from baton.api.security import SUBPROTOCOL, owner_of
+from baton.api.security import SUBPROTOCOL, owner_of, subprotocols
 
 # Headers of a websocket's request that belong to one connection.
 OF_SOCKETS = HOP_BY_HOP | {
     "sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol",
 }  # fmt: skip
+BEGINNINGS = ("response.create", "response.resume")
+ENDS = ("response.completed", "response.failed", "response.incomplete", "error")
+LOST = "the engine was lost in the middle of the response"
 
 
-class SocketForwarder:
+class Event(Struct):
+    """The fields of an event that a router looks at."""
+
+    type: str = ""
+    stream_id: str | None = None
+
+
+EVENTS = msgspec.json.Decoder(Event)
+
+
+class Sockets:
     """Passes websockets on. A client has one websocket, and the router one to each engine that answers its messages."""
 
     def __init__(self, fleet: Fleet, http: aiohttp.ClientSession, forwarder: Forwarder, config: Config) -> None:
-        self._fleet, self._http, self._forwarder, self._limit = fleet, http, forwarder, config.body_limit
+        self._fleet, self._http, self._forwarder, self._config = fleet, http, forwarder, config
+        self._open = set[web.WebSocketResponse]()
 
-    async def answer(self, request: web.Request) -> web.WebSocketResponse:
-        """Serve a client's websocket until one side closes it."""
-        client = web.WebSocketResponse(max_msg_size=self._limit, protocols=(SUBPROTOCOL,), autoping=True)
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Serve a client's websocket until it is closed. An engine's refusal of the handshake is the answer to it."""
+        config = self._config
+        client = web.WebSocketResponse(
+            max_msg_size=config.body_limit, protocols=(SUBPROTOCOL,), heartbeat=config.ping_interval, timeout=1.0
+        )
+        relay = Relay(request, client, self._http)
+        view = await self._engine(request, b"")
+        try:
+            await relay.connect(view)
+        except aiohttp.WSServerHandshakeError as error:
+            raise errors.from_status(error.status, error.message) from None
         await client.prepare(request)
-        engines: dict[int, aiohttp.ClientWebSocketResponse] = {}
-        pumps: list[asyncio.Task[None]] = []
+        self._open.add(client)
         try:
             async for message in client:
-                if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
-                    continue
-                data = message.data.encode() if isinstance(message.data, str) else message.data
-                try:
-                    view = await self._engine(request, data, engines)
-                except ApiError as error:
-                    await client.send_json(websocket_event(error))
-                    continue
-                if view.number not in engines:
-                    engines[view.number] = await self._connect(request, view)
-                    pumps.append(asyncio.create_task(pump(engines[view.number], client)))
-                await engines[view.number].send_str(data.decode())
+                if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+                    data = message.data.encode() if isinstance(message.data, str) else message.data
+                    await self._pass_on(relay, request, data)
         finally:
-            for task in pumps:
-                task.cancel()
-            for socket in engines.values():
-                with suppress(aiohttp.ClientError, ConnectionError):
-                    await socket.close()
+            self._open.discard(client)
+            await relay.close()
         return client
 
-    async def _engine(
-        self, request: web.Request, data: bytes, engines: dict[int, aiohttp.ClientWebSocketResponse]
-    ) -> EngineView:
-        """Return the engine for a message: where it is bound to, else one that has answered here, else the best one."""
-        asking = read_asking(request.path, data, owner_of(request))
-        if asking.bound or not engines:
-            view, sent = await self._forwarder.pick(asking)
-            if sent is not None:
-                self._fleet.engines.answered(sent)
-            return view
-        return self._fleet[next(reversed(engines))]
+    async def close(self) -> None:
+        """Close every websocket, because the router is shutting down."""
+        for client in list(self._open):
+            await client.close(code=WSCloseCode.GOING_AWAY, message=b"the server is shutting down")
 
-    async def _connect(self, request: web.Request, view: EngineView) -> aiohttp.ClientWebSocketResponse:
-        headers = passed_on(request.headers, OF_SOCKETS)
-        url = f"{view.url}{request.path_qs}"
-        return await self._http.ws_connect(url, headers=headers, protocols=(SUBPROTOCOL,), max_msg_size=0)
+    async def _pass_on(self, relay: "Relay", request: web.Request, data: bytes) -> None:
+        """Pass a message on, or answer it with an error."""
+        try:
+            asking = read_asking(request.path, data, owner_of(request))
+            latest = None if asking.bound else relay.latest
+            view = latest if latest is not None else await self._engine(request, data)
+            await relay.send(view, data)
+        except ApiError as error:
+            await relay.fail(event_of(data).stream_id, error)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            lost = errors.unavailable(f"the engine did not answer: {error}", "engine_lost")
+            await relay.fail(event_of(data).stream_id, lost)
+
+    async def _engine(self, request: web.Request, data: bytes) -> EngineView:
+        """Return the engine for a message: the one that it is bound to, or else the best one."""
+        view, sent = await self._forwarder.pick(read_asking(request.path, data, owner_of(request)))
+        if sent is not None:
+            self._fleet.engines.answered(sent)
+        return view
 
 
-async def pump(source: aiohttp.ClientWebSocketResponse, target: web.WebSocketResponse) -> None:
-    """Pass an engine's messages on to the client; close the client's websocket when the engine has closed its own."""
-    async for message in source:
-        if message.type is WSMsgType.TEXT:
-            await target.send_str(message.data)
-        elif message.type is WSMsgType.BINARY:
-            await target.send_bytes(message.data)
-    await target.close(code=source.close_code or 1001)
+@dataclass(eq=False, slots=True)
+class EngineSocket:
+    """The websocket to an engine."""
+
+    socket: aiohttp.ClientWebSocketResponse
+    open: Counter[str | None] = field(default_factory=Counter)  # responses that have not ended, by stream_id
+
+
+class Relay:
+    """A client's websocket, and those to the engines that answer its messages."""
+
+    def __init__(self, request: web.Request, client: web.WebSocketResponse, http: aiohttp.ClientSession) -> None:
+        self._request, self._client, self._http = request, client, http
+        self._engines: dict[EngineView, EngineSocket] = {}  # the one that was last sent to is the last
+        self._tasks = set[asyncio.Task[object]]()
+
+    @property
+    def latest(self) -> EngineView | None:
+        """The engine that was last sent to, if it still takes requests."""
+        view = next(reversed(self._engines), None)
+        return view if view is not None and view.takes_requests else None
+
+    async def connect(self, view: EngineView) -> None:
+        """Connect to an engine. Raises aiohttp.ClientError if it does not take the websocket."""
+        headers, url = passed_on(self._request.headers, OF_SOCKETS), f"{view.url}{self._request.path_qs}"
+        offered = subprotocols(self._request) or [SUBPROTOCOL]  # one may hold the API key
+        connecting = self._http.ws_connect(url, headers=headers, protocols=offered, max_msg_size=0)
+        engine = self._engines[view] = EngineSocket(await view.unless_lost(connecting))
+        self._start(self._pump(view, engine))
+
+    async def send(self, view: EngineView, data: bytes) -> None:
+        """Send a client's message to an engine."""
+        if view not in self._engines:
+            await self.connect(view)
+        engine = self._engines[view] = self._engines.pop(view)
+        event = event_of(data)
+        engine.open[event.stream_id] += event.type in BEGINNINGS
+        await engine.socket.send_str(data.decode())
+
+    async def fail(self, stream_id: str | None, error: ApiError) -> None:
+        """Tell the client of an error."""
+        named = {"stream_id": stream_id} if stream_id is not None else {}
+        await self._client.send_json(websocket_event(error) | named)
+
+    async def close(self) -> None:
+        """Close the connections to engines, because the client has left."""
+        for engine in list(self._engines.values()):
+            with suppress(aiohttp.ClientError, ConnectionError):
+                await engine.socket.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, work: Coroutine[object, object, object]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _pump(self, view: EngineView, engine: EngineSocket) -> None:
+        """Pass an engine's messages on. If it is lost, or closes the websocket, open responses end with an error."""
+        with suppress(ConnectionError), view.closing_when_lost(lambda: self._start(engine.socket.close())):
+            async for message in engine.socket:
+                event = event_of(message.data)
+                engine.open[event.stream_id] -= event.type in ENDS and engine.open[event.stream_id] > 0
+                await self._client.send_str(message.data)
+            self._engines.pop(view, None)
+            for stream_id in engine.open.elements():
+                await self.fail(stream_id, errors.unavailable(LOST, "engine_lost"))
+
+
+def event_of(data: str | bytes) -> Event:
+    """Return what a router looks at in an event; nothing of one that cannot be read."""
+    try:
+        return EVENTS.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Event()

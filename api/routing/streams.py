@@ -73,6 +73,11 @@ class StreamCopy:
                 self._frames.append(frame + END)
         return b"".join(ready)
 
+    def rest(self) -> bytes:
+        """Return the events at the end of a complete stream that no comment follows, such as an error."""
+        frames, self._frames = self._frames, []
+        return b"".join(self._as_begun(frame) for frame in frames) + self._rest
+
     def _comment(self, event: Begun | TokensSent, ready: list[bytes]) -> None:
         frames, self._frames = self._frames, []
         if isinstance(event, Begun):

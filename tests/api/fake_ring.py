@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from functools import cache
 from itertools import takewhile
 from typing import Any
 
+import pytest
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 from tokenizers import AddedToken, Tokenizer
@@ -40,12 +42,15 @@ from baton.actors.messages import (
 from baton.actors.requests import EndReason, Hit, MissReason, Output, Request, TokenLogprob
 from baton.actors.runtime.timings import Timings
 from baton.api.app import make_app
+from baton.api.cli.commands import OF_ROUTER
 from baton.api.config import Config
 from baton.api.connections.registry import CONNECTIONS
 from baton.api.generation.gateway import Gateway
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.structured import GrammarCompiler, no_grammars
 from baton.api.responses.store import RESPONSES, ResponseStore
+from baton.api.routing.app import make_router
+from baton.api.routing.router import ROUTER
 from baton.api.server import Server
 from baton.api.sessions.store import SESSIONS, SessionStore
 from baton.api.telemetry.metrics import Metrics
@@ -58,6 +63,9 @@ from baton.models.text.template import Beginning
 EOS = 256
 VOCAB = 260
 NO_FORMATS = OutputFormats()
+THROUGH_ROUTER = "BATON_TESTS_THROUGH_ROUTER" in os.environ
+Client = TestClient[web.Request, web.Application]
+not_through_router = pytest.mark.skipif(THROUGH_ROUTER, reason="looks into the process, which is the router's then")
 AGENT = OutputFormats(HERMES, THINK)
 
 
@@ -249,6 +257,24 @@ class FakeRing:
 
     # Figures that a real relay reports
 
+    def watch_states(self) -> None:
+        """Return None: this ring has no states."""
+
+    def unwatch_states(self) -> None:
+        pass
+
+    def token_seconds(self) -> float:
+        return 0.0
+
+    def step_seconds(self) -> float:
+        return 0.0
+
+    def running_rows(self) -> int:
+        return len(self.open)
+
+    def slots_by_use(self) -> dict[str, int]:
+        return {}
+
     def counters(self) -> dict[str, int]:
         return {"checkpoints_missed": 3, "generation_tokens": 7}
 
@@ -322,7 +348,7 @@ def make_server(config: Config, ready: bool = True, formats: OutputFormats = NO_
 class Served:
     """A server on a free local port, and a client for it."""
 
-    client: TestClient[web.Request, web.Application]
+    client: Client
     server: Server
     ring: FakeRing
     sessions: SessionStore
@@ -360,16 +386,33 @@ class WatchedServer(TestServer):
 
 @asynccontextmanager
 async def serving(ready: bool = True, formats: OutputFormats = NO_FORMATS, **options: Any) -> AsyncIterator[Served]:
+    """Run a server and a client for it, which talks to it through a router if BATON_TESTS_THROUGH_ROUTER is set."""
     server, ring = make_server(Config(**options), ready, formats)
     app = make_app(server)
     await app[SESSIONS].restore(VOCAB)
     try:
-        async with TestClient(WatchedServer(app)) as client:
+        async with TestClient(WatchedServer(app)) as direct, routed(direct, options) as client:
             watching = asyncio.ensure_future(app[CONNECTIONS].watch())
             yield Served(client, server, ring, app[SESSIONS], app[RESPONSES])
             watching.cancel()
     finally:
         await app[SESSIONS].close_files()
+
+
+@asynccontextmanager
+async def routed(direct: Client, options: Mapping[str, Any]) -> AsyncIterator[Client]:
+    """Yield a client of a router in front of the server that `direct` talks to, or `direct` itself."""
+    if not THROUGH_ROUTER:
+        yield direct
+        return
+    accepted = {name: value for name, value in options.items() if name in OF_ROUTER}
+    app = make_router(Config(engine=(str(direct.make_url("/")),), **accepted))
+    async with TestClient(WatchedServer(app)) as client:
+        views = app[ROUTER].fleet
+        async with asyncio.timeout(10):
+            while any(view.phase == "lost" for view in views):  # noqa: ASYNC110 (a router has no event for tests)
+                await asyncio.sleep(0.01)
+        yield client
 
 
 async def read_events(response: ClientResponse) -> list[bytes]:

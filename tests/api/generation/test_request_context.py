@@ -4,7 +4,7 @@ import pytest
 import structlog
 
 from baton.api.generation.request_context import TraceContext, read_trace_context
-from tests.api.fake_ring import serving
+from tests.api.fake_ring import not_through_router, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -44,6 +44,7 @@ async def test_anything_else_begins_a_new_trace(headers: list[str]) -> None:
     assert len(first.trace_id) == 32 and int(first.trace_id, 16) and first.parent_id == ""
 
 
+@not_through_router
 async def test_the_ring_the_log_and_the_answer_have_the_clients_trace() -> None:
     headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
     merged = structlog.contextvars.merge_contextvars

@@ -13,7 +13,7 @@ from aiohttp import ClientWebSocketResponse
 
 from baton.actors import tokens
 from baton.api.responses.events import EventCursor
-from tests.api.fake_ring import EOS, Served, serving
+from tests.api.fake_ring import EOS, Served, not_through_router, serving
 
 pytestmark = pytest.mark.anyio
 REPLY = "Hello, wörld."
@@ -266,6 +266,7 @@ async def test_events_are_not_stored_one_by_one() -> None:
         assert text_of(events) == served.ring.reply
 
 
+@not_through_router
 async def test_the_server_ends_what_runs_in_the_background() -> None:
     async with serving() as served, client_of(served) as client:
         served.ring.held = True

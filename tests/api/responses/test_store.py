@@ -12,7 +12,7 @@ from baton.api.generation.request_builder import Prompt
 from baton.api.generation.served_model import ServedModel
 from baton.api.responses.events import Transcript
 from baton.api.responses.store import ResponseStore, StoredResponse
-from tests.api.fake_ring import VOCAB, FakeText, Served, serving
+from tests.api.fake_ring import VOCAB, FakeText, Served, not_through_router, serving
 
 pytestmark = pytest.mark.anyio
 REPLY = "Hello, wörld."
@@ -106,6 +106,7 @@ async def test_stored_responses_stay_below_their_cap() -> None:
             await client.responses.retrieve(ids[0])
 
 
+@not_through_router
 async def test_metrics_of_stored_responses() -> None:
     async with serving() as served, client_of(served) as client:
         _, session = await served.post("/v1/sessions", {})

@@ -14,7 +14,7 @@ from aiohttp import ClientWebSocketResponse, WSMsgType
 from baton.actors import tokens
 from baton.api.generation.outputs import MERGE_ABOVE
 from baton.api.responses.websocket import OPEN_SOCKETS
-from tests.api.fake_ring import Served, serving
+from tests.api.fake_ring import Served, not_through_router, serving
 
 pytestmark = pytest.mark.anyio
 REPLY = "Hello, wörld."
@@ -173,6 +173,7 @@ async def test_a_client_that_leaves_aborts_what_it_waits_for() -> None:
         await served.ring.until(lambda: len(served.ring.aborted()) == 2)
 
 
+@not_through_router
 async def test_a_slow_reader_gets_merged_deltas() -> None:
     def small_buffer(address: Any) -> Socket:
         made = Socket(*address[:3])

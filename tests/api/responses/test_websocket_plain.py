@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from baton.api.generation.outputs import MERGE_ABOVE
 from baton.api.responses.websocket import OPEN_SOCKETS
 from baton.models.hash_definition import expected_output
-from tests.api.fake_ring import serving
+from tests.api.fake_ring import not_through_router, serving
 from tests.api.hash_traffic import make_checkpoint, troubles, wait_home
 from tests.api.server_process import SERVE, ServerProcess
 
@@ -96,6 +96,7 @@ async def test_pings_go_both_ways() -> None:
             assert events[-1]["type"] == "response.completed"
 
 
+@not_through_router
 async def test_a_slow_reader_gets_longer_deltas() -> None:
     async with serving(max_model_len=200_000) as served:
         served.ring.reply = "x" * 5_000

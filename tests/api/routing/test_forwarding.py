@@ -8,8 +8,10 @@ import pytest
 from aiohttp import web
 
 from baton.api.routing.asking import read_asking
+from baton.api.routing.counts import RouterCounts
+from baton.api.routing.delivery import Delivery
 from baton.api.routing.engines import EngineView, Fleet
-from baton.api.routing.forwarding import EngineAnswer, Forwarder
+from baton.api.routing.forwarding import EngineStream, Forwarder
 
 pytestmark = pytest.mark.anyio
 
@@ -38,8 +40,10 @@ class Answer:
 
 async def test_an_engine_is_not_lost_because_its_client_has_left() -> None:
     async with aiohttp.ClientSession() as http:
-        forwarder = Forwarder(Fleet({}), http)
-        begun = EngineAnswer(EngineView(0, "http://engine"), cast(Any, Answer()))
+        fleet = Fleet({})
+        counts = RouterCounts(fleet)
+        delivery = Delivery(fleet, Forwarder(fleet, http, counts), counts, timeout=1.0)
+        begun = EngineStream(EngineView(0, "http://engine"), cast(Any, Answer()))
         with pytest.raises(ConnectionResetError) as failure:
-            await forwarder._copy(begun, cast(web.StreamResponse, LeftClient()), None, read_asking("/", b"", b""))
+            await delivery._copy(begun, cast(web.StreamResponse, LeftClient()), None, read_asking("/", b"", b""))
     assert not isinstance(failure.value, aiohttp.ClientError), "otherwise it would count as the engine's failure"

@@ -81,12 +81,21 @@ def test_a_body_that_cannot_be_read_is_left_to_the_engine(body: bytes) -> None:
 
 def test_a_later_turn_may_resume_where_an_earlier_one_ended() -> None:
     chains, first = Chains(), read(messages=[SYSTEM, user("a" * 100)])
-    assert chains.demand(first.chain).places == ()
+    assert not chains.demand(first.chain).places
     chains.learn(first.chain, 40, [(40, 1), (60, 3), (59, 2)])
     assert chains.demand(first.chain).places == [(60, 3), (59, 2), (40, 1)]
     later = chains.demand(read(messages=[SYSTEM, user("a" * 100), user("b" * 100)]).chain)
     assert later.places == [(60, 3), (59, 2), (40, 1)] and 40 < later.tokens < 100
-    assert chains.demand(read(messages=[SYSTEM, user("c" * 100)]).chain).places == ()
+    assert not chains.demand(read(messages=[SYSTEM, user("c" * 100)]).chain).places
+
+
+def test_a_state_within_a_prompt_belongs_to_what_prompts_have_in_common() -> None:
+    chains = Chains()
+    chains.learn(read(messages=[SYSTEM, user("a" * 100)]).chain, 40, [(0, 0), (40, 1)])
+    chains.learn(read(messages=[SYSTEM, user("b" * 100)]).chain, 40, [(25, 7), (40, 2)])
+    assert chains.demand(read(messages=[SYSTEM, user("c" * 100)]).chain).places == [(25, 7)]
+    chains.learn(read(messages=[SYSTEM, user("b" * 100)]).chain, 40, [(39, 8), (40, 2)])  # the same prompt again
+    assert chains.demand(read(messages=[SYSTEM, user("c" * 100)]).chain).places == [(25, 7)]
 
 
 def test_the_least_recently_used_chains_are_forgotten() -> None:

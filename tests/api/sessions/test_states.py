@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from baton.actors import tokens
 from baton.actors.messages import Kept, Message, Name, Restarted, Suspend, Suspended, Unname
 from baton.api import errors
-from tests.api.fake_ring import Served, serving
+from tests.api.fake_ring import Served, not_through_router, serving
 from tests.api.sessions.test_durability import folder
 from tests.api.sessions.test_sessions import SESSIONS, create, get, turn
 
@@ -148,6 +148,7 @@ async def test_a_suspension_ends_when_the_ring_does(monkeypatch: pytest.MonkeyPa
         deliver(Suspended(99, "host", 1))
 
 
+@not_through_router
 async def test_an_idle_session_is_suspended_not_forgotten(tmp_path: Path) -> None:
     async with serving(session_idle_timeout=0.1, **folder(tmp_path)) as served:
         session = await create(served, id="idle")

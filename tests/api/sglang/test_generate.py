@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.api.fake_ring import EOS, payloads, read_events, serving
+from tests.api.fake_ring import EOS, not_through_router, payloads, read_events, serving
 
 pytestmark = pytest.mark.anyio
 REPLY = "Hello, wörld."
@@ -172,6 +172,7 @@ async def test_information() -> None:
                 assert (response.status, await response.json()) == (200, {"status": "flushed"})
 
 
+@not_through_router
 async def test_metrics() -> None:
     async with serving() as served:
         served.ring.cached = 1

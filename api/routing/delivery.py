@@ -1,0 +1,146 @@
+"""Delivering answers to clients: a stream whose engine fails is continued by another one."""
+
+import asyncio
+from dataclasses import replace
+
+import aiohttp
+import msgspec
+import structlog
+from aiohttp import web
+
+from baton.api import errors
+from baton.api.anthropic.errors import error_body, is_messages
+from baton.api.anthropic.reply import frames as named_frames
+from baton.api.connections.body import whole_body
+from baton.api.errors import ApiError
+from baton.api.events.places import PLACES
+from baton.api.exchange import REQUEST_ID
+from baton.api.parsing import RESUME
+from baton.api.resuming import RESUMABLE, ROUTED, Resumption
+from baton.api.routing.asking import Asking, read_asking
+from baton.api.routing.counts import RouterCounts
+from baton.api.routing.engines import Fleet
+from baton.api.routing.forwarding import (
+    HOP_BY_HOP,
+    MOST_RETRIES,
+    ClientCall,
+    EngineStream,
+    Forwarder,
+    answered,
+    passed_on,
+)
+from baton.api.routing.streams import StreamCopy
+from baton.api.security import owner_of
+from baton.api.sse import DONE, frames
+
+LATER_S = 1.0  # after an engine's own 504, which is the better answer
+LOST = "the engine was lost in the middle of the answer, and no other one can continue it"
+
+
+class Delivery:
+    """Answers clients with the answers of engines."""
+
+    def __init__(self, fleet: Fleet, forwarder: Forwarder, counts: RouterCounts, timeout: float) -> None:
+        """timeout: seconds until a client gets a 504 if no engine has answered."""
+        self._fleet, self._forwarder, self._counts, self._timeout = fleet, forwarder, counts, timeout
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request with an engine's answer. Raises ApiError 503 or 504 if no engine answers."""
+        async with whole_body(request) as view_of_body:
+            body = bytes(view_of_body)
+            asking = read_asking(request.path, body, owner_of(request))
+            headers = passed_on(request.headers, HOP_BY_HOP)
+            headers[ROUTED] = "1"
+            deadline = asyncio.get_running_loop().time() + self._timeout + LATER_S
+            call = ClientCall(request.method, request.rel_url.raw_path_qs, headers, body, asking, deadline)
+            begun = await self._forwarder.begin(call)
+            return begun if isinstance(begun, web.Response) else await self._deliver(request, call, begun)
+
+    async def _deliver(self, request: web.Request, call: ClientCall, begun: EngineStream) -> web.StreamResponse:
+        """Pass a stream on to the client. If its engine fails, another one continues it, or else an error ends it."""
+        first = begun.answer
+        response = web.StreamResponse(status=first.status, reason=first.reason, headers=answered(first.headers))
+        copy = StreamCopy() if RESUMABLE in first.headers else None
+        await response.prepare(request)
+        for _ in range(1 + MOST_RETRIES):
+            try:
+                await self._copy(begun, response, copy, call.asking)
+                self._forwarder.learn(call.asking, copy.places if copy is not None else "")
+                return response
+            except (aiohttp.ClientError, TimeoutError) as error:
+                self._fleet.doubt(begun.view, f"{type(error).__name__}: {error}")
+            if copy is not None and copy.complete:
+                return response
+            if copy is None or not copy.can_go_on or call.asking.bound:
+                break
+            structlog.get_logger().warning("another engine continues a stream", after=begun.view.name)
+            again = await self._continue(call, copy.resumption)
+            if again is None:
+                break
+            self._counts.continued.inc()
+            begun = again
+            copy.begin_again()
+        self._counts.interrupted.inc()
+        await write(response, interruption(request))
+        return response
+
+    async def _continue(self, call: ClientCall, resumption: Resumption | None) -> EngineStream | None:
+        """Let another engine continue a stream. Return its stream; None if none can.
+
+        resumption: the beginning that the client has; None: nothing.
+        """
+        if resumption is not None:
+            field = f'{{"{RESUME}":'.encode() + msgspec.json.encode(resumption)
+            call = replace(call, body=field + b"," + call.body.lstrip()[1:])
+        log = structlog.get_logger()
+        try:
+            begun = await self._forwarder.begin(call)
+        except ApiError as error:
+            log.warning("a stream cannot be continued", why=str(error))
+            return None
+        if isinstance(begun, EngineStream) and RESUMABLE in begun.answer.headers:
+            return begun
+        if isinstance(begun, EngineStream):
+            begun.answer.close()
+        status = begun.answer.status if isinstance(begun, EngineStream) else begun.status
+        log.warning("a stream cannot be continued", why=f"status {status}")
+        return None
+
+    async def _copy(
+        self, begun: EngineStream, response: web.StreamResponse, copy: StreamCopy | None, asking: Asking
+    ) -> None:
+        """Copy the events of a stream. Raises aiohttp.ClientError if the engine fails before its end."""
+        async with begun.answer as answer:
+            with begun.view.closing_when_lost(answer.close):
+                async for chunk in answer.content.iter_any():
+                    if copy is not None:
+                        chunk = copy.take(chunk)
+                    elif (at := chunk.rfind(PLACES)) >= 0:
+                        self._forwarder.learn(asking, chunk[at + len(PLACES) :].partition(b"\n")[0].decode())
+                        chunk = chunk[:at]
+                    if chunk:
+                        await write(response, chunk)
+        if copy is not None and (rest := copy.rest()):
+            await write(response, rest)
+
+
+def interruption(request: web.Request) -> bytes:
+    """Return the event that ends the stream of an answer that is not complete, as the API at this path writes it."""
+    error = errors.unavailable(LOST, "engine_lost")
+    if is_messages(request.path):
+        return named_frames([error_body(error, request[REQUEST_ID])])
+    if request.path.startswith("/v1/responses"):
+        about = {"type": "error", "code": error.code, "message": error.message, "param": None}
+        return b"event: error\ndata: " + msgspec.json.encode(about) + b"\n\n"
+    return frames([error.body()]) + DONE
+
+
+async def write(response: web.StreamResponse, chunk: bytes) -> None:
+    """Write to the client. Raises ConnectionResetError if the client has left.
+
+    aiohttp's own error is the one that it raises where an engine is lost, and the engine is not at fault here.
+    """
+    try:
+        await response.write(chunk)
+    except ConnectionError as error:
+        raise ConnectionResetError("the client has left") from error
