@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+DRAINING = "draining"  # the code of an error that another server would not have
 RETRY_QUEUE_S = 1
 MAX_SHOWN = 100  # maximum characters of a client's value that an error message repeats
 RETRY_UNAVAILABLE_S = 5
@@ -114,7 +115,7 @@ def unavailable(message: str, code: str) -> ApiError:
 
 
 def draining() -> ApiError:
-    return unavailable("the server is shutting down", "draining")
+    return unavailable("the server is shutting down", DRAINING)
 
 
 def loading() -> ApiError:

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NoReturn, Protocol, TypeAlias
 
 import msgspec
 import structlog
@@ -10,7 +10,7 @@ from aiohttp import web
 
 from baton.actors.requests import Output
 from baton.api import errors
-from baton.api.errors import ApiError
+from baton.api.errors import DRAINING, ApiError
 from baton.api.exchange import STREAM_ERROR
 from baton.api.generation.outputs import Generation
 from baton.api.resuming import RESUMABLE, ROUTED, begun, passed
@@ -99,6 +99,8 @@ async def stream(
             batch = await generation.next(ping_interval)
             note = passed(generation, batch) if is_routed else b""
     except ApiError as error:
+        if is_routed and error.code == DRAINING and save is nothing_to_save:
+            leave_to_router(request)
         unsaved = await try_save(request, save)
         request[STREAM_ERROR] = error.code or error.type
         await response.write(framing.frames([framing.error(error), *unsaved]) + framing.end)
@@ -110,6 +112,14 @@ async def stream(
         failure = errors.internal("the server failed to encode the answer")
         await response.write(framing.frames([framing.error(failure)]) + framing.end)
     return response
+
+
+def leave_to_router(request: web.Request) -> NoReturn:
+    """Break a stream off, so that the router lets another engine continue it. Raises ConnectionResetError."""
+    request[STREAM_ERROR] = DRAINING
+    if request.transport is not None:
+        request.transport.close()
+    raise ConnectionResetError("another engine continues the stream")
 
 
 async def try_save(request: web.Request, save: Save) -> list[object]:

@@ -219,6 +219,10 @@ class PeerEngines:
         if (link := self._heir_link(engine, done)) is not None:
             link.give(self._new_handing(done), salt, tokens)
 
+    def is_linked(self, engine: str) -> bool:
+        """Return whether there is a link to the peer engine of this name."""
+        return any(link.peer.engine == engine for link in self.links.values())
+
     def _heir_link(self, engine: str, done: Done) -> Link | None:
         """Return the link to the engine of this name; if it can take nothing over, call `done` and return None."""
         link = next((link for link in self.links.values() if link.peer.engine == engine), None)

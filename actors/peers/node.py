@@ -19,7 +19,7 @@ from baton.actors.peers.link import Link, ProtocolError
 from baton.actors.peers.mover import Mover, Pulled
 
 TICK_SECONDS = 0.1
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0  # between two attempts to connect
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 1.0  # between two attempts to connect
 MOST_STRANGERS = 16  # connections whose handshake is not complete; further ones are closed at once
 TOKEN_BYTES = 16
 

@@ -10,7 +10,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     signals = Signals()
-    if arguments[:1] in (["serve"], ["route"]):
+    if arguments[:1] in (["serve"], ["route"], ["cluster"]):
         signals.take()
     from baton.api.cli.commands import run
 

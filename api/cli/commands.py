@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from baton.api import config as configuration
+from baton.api.cluster.arguments import add_commands as add_cluster_commands
 from baton.api.config import Config, ConfigError, description, flag, group_of, is_size, variable
 from baton.api.machine.environment import expand_segments
 from baton.api.machine.signals import Signals
@@ -49,6 +50,10 @@ def run(arguments: Sequence[str], signals: Signals) -> int:
 
         options["api_key"] = options["api_key"] or first_key(os.environ)
         return chat(**options)
+    if command == "cluster":
+        from baton.api.cluster.commands import run as run_cluster
+
+        return run_cluster(options, signals)
     spin_briefly()
     expand_segments()
     if command == "doctor":
@@ -91,7 +96,7 @@ class HelpFormatter(argparse.HelpFormatter):
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     top = argparse.ArgumentParser(prog="baton", description="Serve language models with a recurrent state.")
-    names = "serve | route | chat | inspect | doctor | version"
+    names = "serve | route | cluster | chat | inspect | doctor | version"
     commands = top.add_subparsers(dest="command", required=True, metavar=names)
     serve = commands.add_parser(
         "serve",
@@ -111,6 +116,12 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     add_options(route, (field for field in configuration.fields() if field.name in OF_ROUTER))
+    cluster = commands.add_parser(
+        "cluster",
+        help="run a router and engines by one file",
+        description="Run a router and engines, as one file describes them.",
+    )
+    add_cluster_commands(cluster)
     talk = commands.add_parser("chat", help="chat with a running server", description="Chat with a running server.")
     talk.add_argument("--url", default=DEFAULT_URL, help="URL of the server [%(default)s]")
     talk.add_argument("--api-key", help="API key to send, if the server requires one (BATON_API_KEY)")

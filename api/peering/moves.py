@@ -4,6 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -11,6 +12,7 @@ import structlog
 from baton.actors.peers.channel import PEERS_FRAME
 from baton.actors.peers.engines import Done, PeerEngines
 from baton.actors.peers.frames import Hand
+from baton.actors.peers.node import LONGEST_PAUSE_S
 from baton.actors.runtime.explain import CachedState
 from baton.actors.tokens import cut
 from baton.api import errors
@@ -22,6 +24,7 @@ from baton.api.sessions.restore import highest, session_of
 from baton.api.sessions.session import Session
 from baton.api.sessions.store import SessionStore
 
+LINK_S = 2 * LONGEST_PAUSE_S  # how long a peer without a link is waited for
 FRAME_OVERHEAD = 64  # bytes of a Hand around its log
 
 
@@ -69,7 +72,14 @@ class Moves:
         await session.wait_saved()
 
     async def move_all(self, engine: str) -> None:
-        """Hand over all sessions, and then the states that no session has, those of most worth first."""
+        """Hand over all sessions, and then the states that no session has, those of most worth first.
+
+        A peer that was restarted a moment ago may have no link yet: wait for it.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINK_S):
+                while not self._engines.is_linked(engine):  # noqa: ASYNC110 (links have no event to wait for)
+                    await asyncio.sleep(LINK_S / 100)
         await self._move_sessions(engine)
         states = self._states()
         count = sum([await self._give(state, engine) for state in states])

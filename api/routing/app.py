@@ -121,7 +121,14 @@ def describe(fleet: Fleet, view: EngineView) -> dict[str, object]:
     """Return what is known of an engine."""
     about = {"url": view.url, "name": view.name, "phase": view.phase, "why": view.why, "model": view.model}
     holds = {"states": fleet.index.count(view.number), "sessions_and_responses": len(view.names)}
-    return {**about, "role": view.role, "boot": view.boot, **holds, "load": msgspec.to_builtins(view.load)}
+    return {
+        **about,
+        "role": view.role,
+        "boot": view.boot,
+        "requests": view.requests,
+        **holds,
+        "load": msgspec.to_builtins(view.load),
+    }
 
 
 @routes.get("/metrics")

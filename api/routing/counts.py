@@ -28,6 +28,7 @@ class RouterCounts:
 
     def request(self, view: EngineView) -> None:
         """Count a request that is sent to an engine."""
+        view.requests += 1
         self._requests.labels(view.name or view.url).inc()
 
 

@@ -20,7 +20,7 @@ from baton.api.routing.index import StateIndex
 
 SILENCE_S = 2.0  # an engine is left out after so long without an event; one is due every half second
 RETRY_S = 0.25  # until a lost engine is asked again, twice as long each time
-LONGEST_RETRY_S = 4.0
+LONGEST_RETRY_S = 1.0
 T = TypeVar("T")
 EVENTS = msgspec.json.Decoder(Snapshot | Change)
 
@@ -40,6 +40,7 @@ class EngineView:
     load: Load = field(default_factory=Load)
     sequence: int = 0  # of the last event
     names: set[str] = field(default_factory=set)  # of its sessions and responses
+    requests: int = 0  # that were sent to it since it was found
     opened: int = 0  # sessions that were sent to it since the last event
     following: asyncio.Task[None] | None = None
     lost: asyncio.Event = field(default_factory=asyncio.Event)  # set when it is lost, and replaced when it is found
@@ -212,6 +213,7 @@ class Fleet:
             if view.lost.is_set():
                 view.lost = asyncio.Event()
             if view.phase == "lost":
+                view.requests = 0
                 structlog.get_logger().info("engine found", engine=event.name, url=view.url, phase=event.phase)
             self.index.remove_all(view.number)
             self._drop(view, view.names)

@@ -1,0 +1,1 @@
+"""Clusters: the processes of one file, started, watched and scaled."""

@@ -1,0 +1,111 @@
+"""The launcher of processes on this machine."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from baton.api.cluster.processes import LaunchError, ProcessSpec
+
+LOCAL = "127.0.0.1"
+LIBC = ctypes.CDLL(None)
+SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+TAIL_BYTES = 1 << 20
+
+
+class LocalProcess:
+    """A child of this process. Its log goes to a file."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str, log: Path) -> None:
+        self._process, self._url, self._log = process, url, log
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+
+    async def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def log(self, lines: int) -> str:
+        return last_lines(self._log, lines)
+
+
+class LocalLauncher:
+    """Starts processes on this machine. They get SIGTERM if this process ends."""
+
+    def __init__(self, folder: Path, logs: Path) -> None:
+        """folder: in which processes run. logs: the folder of their logs."""
+        self._folder, self._logs = folder, logs
+        self._ports: dict[str, int] = {}
+        self._gpus: dict[str, list[int]] = {}  # of each process
+        logs.mkdir(parents=True, exist_ok=True)
+
+    async def start(self, spec: ProcessSpec) -> LocalProcess:
+        port = int(spec.options.get("port") or self._ports.get(spec.name) or free_port())
+        host = str(spec.options.get("host", LOCAL))
+        path = self._logs / f"{spec.name}.log"
+        with path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *spec.arguments(LOCAL, port),
+                cwd=self._folder,
+                env=os.environ | self._devices(spec) | dict(spec.variables),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C ends the cluster in order
+                preexec_fn=end_with_parent,
+            )
+        self._ports[spec.name] = port
+        return LocalProcess(process, f"http://{LOCAL if host == '0.0.0.0' else host}:{port}", path)
+
+    async def close(self) -> None:
+        pass
+
+    def _devices(self, spec: ProcessSpec) -> dict[str, str]:
+        """Return the variable with the GPUs of a process: those that it had, or else the first free ones."""
+        if not spec.gpus:
+            return {}
+        used = {number for name, own in self._gpus.items() if name != spec.name for number in own}
+        if spec.name not in self._gpus:
+            free = (number for number in range(len(used) + spec.gpus) if number not in used)
+            self._gpus[spec.name] = [next(free) for _ in range(spec.gpus)]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self._gpus[spec.name]))}
+
+
+def end_with_parent() -> None:
+    """Let the kernel send SIGTERM to this process when its parent ends, however it ends."""
+    if sys.platform == "linux":
+        LIBC.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def free_port() -> int:
+    """Return a port of this machine that is free now. Raises LaunchError."""
+    try:
+        with socket.socket() as probe:
+            probe.bind((LOCAL, 0))
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise LaunchError(f"no free port: {error.strerror}") from None
+
+
+def last_lines(path: Path, lines: int) -> str:
+    """Return the last lines of a file; none if there is no file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return "".join(line.decode(errors="replace") for line in file.readlines()[-lines:])
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,70 @@
+"""From a cluster's file to its processes."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from baton.api.cluster.file import ClusterFile
+from baton.api.cluster.processes import ProcessSpec
+
+ROUTER = "router"
+KEYS = ("api_key", "api_key_file")
+
+
+def engine_name(group: str, number: int) -> str:
+    return f"{group}-{number}"
+
+
+def engine_spec(cluster: ClusterFile, group: str, number: int, peers: Mapping[str, str]) -> ProcessSpec:
+    """Return an engine of a group.
+
+    peers: the address of each engine that the cluster may have, by name; empty if they are not linked. Of two engines
+    the later one connects to the earlier one.
+    """
+    own, name = cluster.engines[group], engine_name(group, number)
+    options: dict[str, Any] = {"engine_name": name, **cluster.options, **own.options}
+    if own.port is not None:
+        options["port"] = own.port + number
+    if peers:
+        names = list(peers)
+        options["peer_listen"] = peers[name]
+        options["peer"] = [peers[earlier] for earlier in names[: names.index(name)]]
+        if (successor := successor_of(cluster, group, number)) is not None:
+            options["drain_to"] = successor
+    return ProcessSpec(
+        name, "serve", options, cluster.model, own.variables, own.cpus, own.gpus, own.resources,
+    )  # fmt: skip
+
+
+def successor_of(cluster: ClusterFile, group: str, number: int) -> str | None:
+    """Return the engine that gets the states of one that leaves; None if there is no other one in its group.
+
+    It is the one before, which is there as long as this one is; and of the first the second, if that always runs.
+    """
+    if number:
+        return engine_name(group, number - 1)
+    return engine_name(group, 1) if cluster.engines[group].least > 1 else None
+
+
+def peer_addresses(cluster: ClusterFile, folder: Path) -> dict[str, str]:
+    """Return the address of each engine that the cluster may have, by name, prefill engines first.
+
+    folder: of their sockets, relative to the folder in which they run.
+    """
+    groups = sorted(cluster.engines, key=lambda name: role_of(cluster, name) != "prefill")
+    names = [engine_name(group, number) for group in groups for number in range(cluster.engines[group].most)]
+    return {name: f"unix:{folder / name}" for name in names} if cluster.linked and len(names) > 1 else {}
+
+
+def role_of(cluster: ClusterFile, group: str) -> str:
+    return str((cluster.options | cluster.engines[group].options).get("role", "both"))
+
+
+def router_spec(cluster: ClusterFile, engines: Sequence[str]) -> ProcessSpec:
+    """Return the router. engines: the URLs of those that run."""
+    return ProcessSpec(ROUTER, "route", {**shared_keys(cluster), **cluster.router, "engine": engines})
+
+
+def shared_keys(cluster: ClusterFile) -> dict[str, Any]:
+    """Return the options of all engines that a router needs too."""
+    return {name: cluster.options[name] for name in KEYS if name in cluster.options}

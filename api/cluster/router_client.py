@@ -1,0 +1,68 @@
+"""The supervisor's requests to the router."""
+
+from typing import Any
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+TIMEOUT_S = 5.0
+PATH = "/debug/engines"
+
+
+class SeenLoad(Struct):
+    """The load of an engine, as the router shows it."""
+
+    rows: int = 0
+    queue_seconds: float = 0.0
+
+
+class SeenEngine(Struct):
+    """An engine, as the router shows it."""
+
+    url: str
+    name: str
+    phase: str
+    role: str
+    boot: str  # differs after each start
+    requests: int  # that the router has sent to it since it was found
+    load: SeenLoad
+
+
+class RouterLostError(Exception):
+    """The router does not answer, or refuses."""
+
+
+class RouterClient:
+    """Asks a router for its engines, and adds and removes them."""
+
+    def __init__(self, key: str) -> None:
+        """key: the operator's API key; empty without keys."""
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http: aiohttp.ClientSession | None = None
+
+    async def engines(self, router: str) -> dict[str, SeenEngine]:
+        """Return the router's engines by URL. Raises RouterLostError."""
+        found = msgspec.convert(await self._ask("GET", router), list[SeenEngine])
+        return {engine.url: engine for engine in found}
+
+    async def add(self, router: str, url: str) -> None:
+        await self._ask("POST", router, {"url": url})
+
+    async def remove(self, router: str, url: str) -> None:
+        await self._ask("DELETE", router, {"url": url})
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    async def _ask(self, method: str, router: str, body: dict[str, str] | None = None) -> Any:
+        if self._http is None:
+            timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+            self._http = aiohttp.ClientSession(timeout=timeout, headers=self._headers)
+        try:
+            async with self._http.request(method, f"{router}{PATH}", json=body) as answer:
+                answer.raise_for_status()
+                return await answer.json()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise RouterLostError(f"{type(error).__name__}: {error}") from None

@@ -1,0 +1,113 @@
+"""Processes that end by themselves, and that are stopped and restarted."""
+
+import asyncio
+
+import pytest
+
+from baton.api.cluster import member as module
+from baton.api.cluster.member import Member
+from baton.api.cluster.processes import LaunchError, Process, ProcessSpec
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeProcess:
+    """A process that ends when it is told to."""
+
+    url = "http://engine"
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> int:
+        return await self.ended
+
+    async def stop(self) -> None:
+        self.ended.set_result(0)
+
+    async def kill(self) -> None:
+        self.ended.set_result(-9)
+
+    async def log(self, lines: int) -> str:
+        return ""
+
+
+class FakeLauncher:
+    def __init__(self) -> None:
+        self.started: list[FakeProcess] = []
+        self.failures = 0  # the next starts that fail
+        self.news = asyncio.Event()
+
+    async def start(self, spec: ProcessSpec) -> Process:
+        self.news.set()
+        if self.failures:
+            self.failures -= 1
+            raise LaunchError("no room")
+        self.started.append(FakeProcess())
+        return self.started[-1]
+
+    async def close(self) -> None:
+        pass
+
+    async def until(self, count: int) -> None:
+        """Wait until so many processes have been started."""
+        async with asyncio.timeout(10):
+            while len(self.started) < count:
+                self.news.clear()
+                await self.news.wait()
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
+
+
+async def test_a_process_that_ends_is_started_again() -> None:
+    launcher = FakeLauncher()
+    member = Member("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
+    running = asyncio.ensure_future(member.run())
+    await launcher.until(1)
+    await member.kill()
+    await launcher.until(2)
+    assert (member.restarts, member.exit_code, member.url) == (1, -9, "http://engine")
+    await member.stop()
+    await running
+    assert len(launcher.started) == 2 and member.url is None and member.exit_code == 0
+
+
+async def test_a_process_that_cannot_be_started_is_tried_again() -> None:
+    launcher = FakeLauncher()
+    launcher.failures = 3
+    member = Member("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
+    running = asyncio.ensure_future(member.run())
+    await launcher.until(1)
+    assert member.restarts == 3
+    await member.stop()
+    await running
+
+
+async def test_a_restart_is_no_failure() -> None:
+    launcher = FakeLauncher()
+    member = Member("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
+    running = asyncio.ensure_future(member.run())
+    await launcher.until(1)
+    await member.restart()
+    await launcher.until(2)
+    assert member.restarts == 0
+    await member.stop()
+    await running
+
+
+async def test_one_that_waits_for_its_next_start_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_WAIT_S", 60.0)
+    launcher = FakeLauncher()
+    member = Member("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
+    running = asyncio.ensure_future(member.run())
+    await launcher.until(1)
+    await member.kill()
+    await asyncio.sleep(0.01)
+    await member.stop()
+    async with asyncio.timeout(5):
+        await running
+    assert len(launcher.started) == 1

@@ -1,0 +1,29 @@
+"""The API's tests, with the clients of OpenAI, Anthropic and SGLang, against a server behind a router."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.api.server_process import ROOT
+
+SHORT = (
+    "openai/test_openai.py", "openai/test_stored.py", "anthropic/test_messages.py", "sglang",
+    "responses/test_responses.py", "responses/test_websocket.py", "responses/test_conversations.py",
+    "sessions/test_sessions.py",
+)  # fmt: skip
+ALL = ("openai", "anthropic", "sglang", "responses", "sessions", "generation")
+
+
+@pytest.mark.parametrize("paths", [SHORT, pytest.param(ALL, marks=pytest.mark.soak)], ids=["short", "all"])
+def test_the_api_is_the_same_through_a_router(paths: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "not soak", *(f"tests/api/{path}" for path in paths)],
+        cwd=ROOT,
+        env=os.environ | {"BATON_TESTS_THROUGH_ROUTER": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
