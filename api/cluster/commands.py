@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import structlog
 
 from baton.api.cluster.control import ControlError, ask, listening
@@ -24,7 +25,7 @@ COLUMNS = ("name", "phase", "url", "rows", "queue_seconds", "restarts")
 def run(options: dict[str, Any], signals: Signals) -> int:
     """Run a command and return its exit code."""
     try:
-        cluster = read_cluster(options["file"])
+        cluster = in_folder(read_cluster(options["file"]), options["file"].parent)
         if options["verb"] == "up":
             logs.configure("auto", "info")
             return anyio.run(up, cluster, options["file"], signals)
@@ -32,6 +33,12 @@ def run(options: dict[str, Any], signals: Signals) -> int:
     except (ConfigError, ControlError) as error:
         print(f"baton: {error}", file=sys.stderr)
         return 2
+
+
+def in_folder(cluster: ClusterFile, folder: Path) -> ClusterFile:
+    """Return the cluster with the whole path of its model, which is relative to the file's folder."""
+    model = str((folder / cluster.model).resolve()) if cluster.model is not None else None
+    return msgspec.structs.replace(cluster, model=model)
 
 
 def folder_of(file: Path) -> Path:
@@ -48,20 +55,28 @@ async def up(cluster: ClusterFile, file: Path, signals: Signals) -> int:
     folder = folder_of(file)
     (folder / "peers").mkdir(mode=0o700, parents=True, exist_ok=True)
     loop, where = asyncio.get_running_loop(), file.parent
-    launcher: Launcher = LocalLauncher(where, folder / "logs")
+    beside = LocalLauncher(where, folder / "logs")
+    launcher = beside if cluster.launcher == "local" else await asyncio.to_thread(on_ray, cluster)
     peers = peer_addresses(cluster, (folder / "peers").relative_to(where))
-    supervisor = Supervisor(cluster, launcher, peers, operator_key(cluster, where))
+    supervisor = Supervisor(cluster, launcher, beside, peers, operator_key(cluster, where))
 
     def receive(number: int) -> None:
         loop.call_soon_threadsafe(supervisor.stop)
 
     signals.deliver_to(receive)
+    signals.take()  # again: Ray has replaced the handlers
     async with listening(supervisor, socket_of(file)):
         log = structlog.get_logger()
         log.info("cluster", file=str(file), logs=str(folder / "logs"))
         await supervisor.run()
     await launcher.close()
     return 0
+
+
+def on_ray(cluster: ClusterFile) -> Launcher:
+    from baton.api.cluster.on_ray import RayLauncher
+
+    return RayLauncher(cluster.ray)
 
 
 def operator_key(cluster: ClusterFile, folder: Path) -> str:

@@ -45,21 +45,21 @@ class LocalProcess:
 class LocalLauncher:
     """Starts processes on this machine. They get SIGTERM if this process ends."""
 
-    def __init__(self, folder: Path, logs: Path) -> None:
-        """folder: in which processes run. logs: the folder of their logs."""
-        self._folder, self._logs = folder, logs
+    def __init__(self, folder: Path, logs: Path, host: str = LOCAL) -> None:
+        """folder: in which processes run. logs: the folder of their logs. host: where they listen by default."""
+        self._folder, self._logs, self._host = folder, logs, host
         self._ports: dict[str, int] = {}
         self._gpus: dict[str, list[int]] = {}  # of each process
         logs.mkdir(parents=True, exist_ok=True)
 
     async def start(self, spec: ProcessSpec) -> LocalProcess:
-        port = int(spec.options.get("port") or self._ports.get(spec.name) or free_port())
-        host = str(spec.options.get("host", LOCAL))
+        port = int(spec.options.get("port") or self._ports.get(spec.name) or free_port(self._host))
+        host = str(spec.options.get("host", self._host))
         path = self._logs / f"{spec.name}.log"
         with path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *spec.arguments(LOCAL, port),
+                *spec.arguments(self._host, port),
                 cwd=self._folder,
                 env=os.environ | self._devices(spec) | dict(spec.variables),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -69,7 +69,10 @@ class LocalLauncher:
                 preexec_fn=end_with_parent,
             )
         self._ports[spec.name] = port
-        return LocalProcess(process, f"http://{LOCAL if host == '0.0.0.0' else host}:{port}", path)
+        return LocalProcess(process, f"http://{self._host if host == '0.0.0.0' else host}:{port}", path)
+
+    async def release(self, name: str) -> None:
+        self._gpus.pop(name, None)
 
     async def close(self) -> None:
         pass
@@ -91,11 +94,11 @@ def end_with_parent() -> None:
         LIBC.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
-def free_port() -> int:
+def free_port(host: str) -> int:
     """Return a port of this machine that is free now. Raises LaunchError."""
     try:
         with socket.socket() as probe:
-            probe.bind((LOCAL, 0))
+            probe.bind((host, 0))
             return int(probe.getsockname()[1])
     except OSError as error:
         raise LaunchError(f"no free port: {error.strerror}") from None

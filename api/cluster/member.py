@@ -60,6 +60,7 @@ class Member:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._stopped.wait()
+        await self._launcher.release(self.name)
 
     async def stop(self) -> None:
         """Let it drain and end, for good. Return when it has ended."""

@@ -73,6 +73,10 @@ class Launcher(Protocol):
         """Start a process. Raises LaunchError if that cannot be done."""
         ...
 
+    async def release(self, name: str) -> None:
+        """Give back what a process held, after it has ended for good."""
+        ...
+
     async def close(self) -> None:
         """Leave nothing behind, after all processes have ended."""
         ...

@@ -23,13 +23,19 @@ READY_S = 600.0  # how long an engine may take to be ready
 class Supervisor:
     """The processes of a cluster. Engines join and leave the router as they start and end."""
 
-    def __init__(self, cluster: ClusterFile, launcher: Launcher, peers: Mapping[str, str], key: str) -> None:
-        """key: API key for the router's administration; empty without keys."""
+    def __init__(
+        self, cluster: ClusterFile, launcher: Launcher, beside: Launcher, peers: Mapping[str, str], key: str
+    ) -> None:
+        """launcher: of the engines. beside: of the router, which runs on this machine.
+
+        peers: the engines' addresses for each other, by name
+        key: API key for the router's administration; empty without keys
+        """
         self._cluster, self._launcher, self._peers = cluster, launcher, peers
         self._client = RouterClient(key)
         self._scaler = Scaler(cluster.scaling)
         self._tasks = asyncio.TaskGroup()
-        self._router = Member(ROUTER, self._router_spec, launcher)
+        self._router = Member(ROUTER, self._router_spec, beside)
         self._groups: dict[str, list[Member]] = {name: [] for name in cluster.engines}
         self._seen: dict[str, SeenEngine] = {}  # the router's engines, by URL
         self._lost_since: dict[str, float] = {}  # by name

@@ -36,6 +36,7 @@ class FakeLauncher:
     def __init__(self) -> None:
         self.started: list[FakeProcess] = []
         self.failures = 0  # the next starts that fail
+        self.released: list[str] = []
         self.news = asyncio.Event()
 
     async def start(self, spec: ProcessSpec) -> Process:
@@ -45,6 +46,9 @@ class FakeLauncher:
             raise LaunchError("no room")
         self.started.append(FakeProcess())
         return self.started[-1]
+
+    async def release(self, name: str) -> None:
+        self.released.append(name)
 
     async def close(self) -> None:
         pass
@@ -74,6 +78,7 @@ async def test_a_process_that_ends_is_started_again() -> None:
     await member.stop()
     await running
     assert len(launcher.started) == 2 and member.url is None and member.exit_code == 0
+    assert launcher.released == ["engine"]
 
 
 async def test_a_process_that_cannot_be_started_is_tried_again() -> None:

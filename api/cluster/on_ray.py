@@ -1,0 +1,176 @@
+"""The launcher of processes on the nodes of a Ray cluster.
+
+Ray places each process and its resources, and restarts the actor whose child the process is. It sees neither requests
+nor states: engines talk to the router, and to each other, as everywhere.
+"""
+
+import asyncio
+import secrets
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from baton.api.cluster.local import LocalLauncher, LocalProcess, free_port
+from baton.api.cluster.processes import LaunchError, ProcessSpec
+from baton.api.config import ConfigError
+
+NAMESPACE = "baton"
+LOST = -9  # the exit code of a process whose actor or node has died
+START_S = 60.0  # how long an actor may take to start its process, once it has a place
+
+
+class ProcessActor:
+    """Runs one process on a Ray node. If the actor dies, the kernel sends SIGTERM to the process."""
+
+    def __init__(self) -> None:
+        from ray.util import get_node_ip_address
+
+        self._host = str(get_node_ip_address())
+        self._folder = Path(tempfile.mkdtemp(prefix="baton-"))
+        self._launcher = LocalLauncher(Path.cwd(), self._folder, self._host)
+        self._process: LocalProcess | None = None
+
+    async def host(self) -> str:
+        """Return the address of this node."""
+        return self._host
+
+    async def free_port(self) -> int:
+        return free_port(self._host)
+
+    async def start(self, spec: ProcessSpec, key: str) -> str:
+        """Start the process, and return its URL. key: the secret of links between engines; empty: none."""
+        if key:
+            path = self._folder / "key"
+            path.touch(mode=0o600)
+            path.write_text(key)
+            spec = replace(spec, options={**spec.options, "peer_key_file": str(path)})
+        self._process = await self._launcher.start(spec)
+        return self._process.url
+
+    async def wait(self) -> int:
+        return await self._process.wait() if self._process is not None else LOST
+
+    async def stop(self) -> None:
+        if self._process is not None:
+            await self._process.stop()
+
+    async def kill(self) -> None:
+        if self._process is not None:
+            await self._process.kill()
+
+    async def log(self, lines: int) -> str:
+        return await self._process.log(lines) if self._process is not None else ""
+
+
+class RayProcess:
+    """A process on a Ray node, reached through its actor."""
+
+    def __init__(self, actor: Any, url: str) -> None:
+        self._actor, self._url = actor, url
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    async def wait(self) -> int:
+        from ray.exceptions import RayError
+
+        try:
+            return int(await self._actor.wait.remote())
+        except RayError:
+            return LOST
+
+    async def stop(self) -> None:
+        await self._call("stop")
+
+    async def kill(self) -> None:
+        await self._call("kill")
+
+    async def log(self, lines: int) -> str:
+        return str(await self._call("log", lines) or "")
+
+    async def _call(self, method: str, *arguments: object) -> object:
+        """Call the actor; an actor that has died does nothing."""
+        from ray.exceptions import RayError
+
+        with suppress(RayError):
+            return await getattr(self._actor, method).remote(*arguments)
+        return None
+
+
+class RayLauncher:
+    """Starts each process as the child of an actor, in a placement group with its resources."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        """Connect to Ray. arguments: of ray.init. Raises ConfigError if Ray is not installed, or cannot be reached."""
+        try:
+            import ray
+        except ImportError:
+            raise ConfigError("launcher = \"ray\" needs Ray: pip install 'baton-serve[cluster]'") from None
+        self._ray = ray
+        try:
+            ray.init(**{"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "WARNING"} | dict(arguments))
+        except (ConnectionError, RuntimeError, TypeError, ValueError) as error:
+            raise ConfigError(f"ray.init: {error}") from None
+        self._key = secrets.token_hex(16)
+        self._actors: dict[str, Any] = {}
+        self._groups: dict[str, Any] = {}
+        self._peers: dict[str, str] = {}  # the address at which each engine listens for the later ones
+        self._ports: dict[str, int] = {}  # for links
+
+    async def start(self, spec: ProcessSpec) -> RayProcess:
+        from ray.exceptions import RayError
+
+        try:
+            actor = await self._place(spec)
+            async with asyncio.timeout(START_S):
+                linked = await self._linked(spec, actor)
+                url = await actor.start.remote(linked, self._key if "peer_listen" in linked.options else "")
+        except (RayError, TimeoutError) as error:
+            raise LaunchError(f"Ray: {type(error).__name__}: {error}".partition("\n")[0]) from None
+        return RayProcess(actor, url)
+
+    async def release(self, name: str) -> None:
+        from ray.util import remove_placement_group
+
+        if (actor := self._actors.pop(name, None)) is not None:
+            self._ray.kill(actor, no_restart=True)
+            remove_placement_group(self._groups.pop(name))
+        self._peers.pop(name, None)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._ray.shutdown)
+
+    async def _place(self, spec: ProcessSpec) -> Any:
+        """Return the actor of a process, which has one as long as the cluster needs it. Wait for its resources."""
+        from ray.util import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        if spec.name not in self._actors:
+            needs = {"CPU": spec.cpus, "GPU": float(spec.gpus), **spec.resources}
+            group = placement_group([{name: count for name, count in needs.items() if count}])
+            await group.ready()
+            self._groups[spec.name] = group
+            self._actors[spec.name] = self._ray.remote(ProcessActor).options(
+                num_cpus=spec.cpus,
+                num_gpus=spec.gpus,
+                resources=dict(spec.resources),
+                max_restarts=-1,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+            ).remote()  # fmt: skip
+        return self._actors[spec.name]
+
+    async def _linked(self, spec: ProcessSpec, actor: Any) -> ProcessSpec:
+        """Return the process with the addresses of this cluster: it connects to the engines that were placed before."""
+        options = dict(spec.options)
+        if "peer_listen" in options:
+            if spec.name not in self._ports:
+                self._ports[spec.name] = await actor.free_port.remote()
+            host = await actor.host.remote()
+            self._peers[spec.name] = options["peer_listen"] = f"{host}:{self._ports[spec.name]}"
+            names = list(self._peers)
+            options["peer"] = [self._peers[name] for name in names[: names.index(spec.name)]]
+        return replace(spec, options=options, gpus=0)  # Ray sets the variable with its GPUs
