@@ -55,10 +55,10 @@ async def up(cluster: ClusterFile, file: Path, signals: Signals) -> int:
     folder = folder_of(file)
     (folder / "peers").mkdir(mode=0o700, parents=True, exist_ok=True)
     loop, where = asyncio.get_running_loop(), file.parent
-    beside = LocalLauncher(where, folder / "logs")
-    launcher = beside if cluster.launcher == "local" else await asyncio.to_thread(on_ray, cluster)
+    local = LocalLauncher(where, folder / "logs")
+    launcher = local if cluster.launcher == "local" else await asyncio.to_thread(on_ray, cluster)
     peers = peer_addresses(cluster, (folder / "peers").relative_to(where))
-    supervisor = Supervisor(cluster, launcher, beside, peers, operator_key(cluster, where))
+    supervisor = Supervisor(cluster, launcher, local, peers, operator_key(cluster, where))
 
     def receive(number: int) -> None:
         loop.call_soon_threadsafe(supervisor.stop)

@@ -16,7 +16,7 @@ def engine_name(group: str, number: int) -> str:
 
 
 def engine_spec(cluster: ClusterFile, group: str, number: int, peers: Mapping[str, str]) -> ProcessSpec:
-    """Return an engine of a group.
+    """Return the engine `number` of a group, as it is to be started.
 
     peers: the address of each engine that the cluster may have, by name; empty if they are not linked. Of two engines
     the later one connects to the earlier one.

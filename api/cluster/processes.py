@@ -1,4 +1,4 @@
-"""What a launcher starts: the processes of a cluster."""
+"""The processes of a cluster, and the launchers that start them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ def given(name: str, value: object) -> Sequence[str]:
     return [part for each in values for part in (flag(name), str(each))]
 
 
-class Process(Protocol):
+class RunningProcess(Protocol):
     """A started process."""
 
     @property
@@ -69,7 +69,7 @@ class Process(Protocol):
 class Launcher(Protocol):
     """A way to run processes."""
 
-    async def start(self, spec: ProcessSpec) -> Process:
+    async def start(self, spec: ProcessSpec) -> RunningProcess:
         """Start a process. Raises LaunchError if that cannot be done."""
         ...
 
@@ -78,7 +78,7 @@ class Launcher(Protocol):
         ...
 
     async def close(self) -> None:
-        """Leave nothing behind, after all processes have ended."""
+        """Close the connection to what runs processes, after all of them have ended."""
         ...
 
 

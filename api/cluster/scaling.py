@@ -43,7 +43,7 @@ class Scaler:
         return 0
 
     def _lasts(self, key: tuple[str, bool], holds: bool, now: float, seconds: float) -> bool:
-        """Return whether something has held for so long; if so, count anew."""
+        """Return whether something has held for so long; if so, begin to count again."""
         if not holds:
             self._since.pop(key, None)
             return False

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from baton.api.cluster.file import ClusterFile
-from baton.api.cluster.member import Member
+from baton.api.cluster.kept import KeptProcess
 from baton.api.cluster.plan import ROUTER, engine_name, engine_spec, router_spec
 from baton.api.cluster.processes import Launcher, ProcessSpec
 from baton.api.cluster.router_client import RouterClient, RouterLostError, SeenEngine
@@ -24,9 +24,9 @@ class Supervisor:
     """The processes of a cluster. Engines join and leave the router as they start and end."""
 
     def __init__(
-        self, cluster: ClusterFile, launcher: Launcher, beside: Launcher, peers: Mapping[str, str], key: str
+        self, cluster: ClusterFile, launcher: Launcher, local: Launcher, peers: Mapping[str, str], key: str
     ) -> None:
-        """launcher: of the engines. beside: of the router, which runs on this machine.
+        """launcher: of the engines. local: of the router, which runs on this machine.
 
         peers: the engines' addresses for each other, by name
         key: API key for the router's administration; empty without keys
@@ -35,14 +35,14 @@ class Supervisor:
         self._client = RouterClient(key)
         self._scaler = Scaler(cluster.scaling)
         self._tasks = asyncio.TaskGroup()
-        self._router = Member(ROUTER, self._router_spec, beside)
-        self._groups: dict[str, list[Member]] = {name: [] for name in cluster.engines}
+        self._router = KeptProcess(ROUTER, self._router_spec, local)
+        self._groups: dict[str, list[KeptProcess]] = {name: [] for name in cluster.engines}
         self._seen: dict[str, SeenEngine] = {}  # the router's engines, by URL
         self._lost_since: dict[str, float] = {}  # by name
         self._stop = asyncio.Event()
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[KeptProcess]:
         return [self._router, *(member for group in self._groups.values() for member in group)]
 
     async def run(self) -> None:
@@ -84,11 +84,11 @@ class Supervisor:
         """Start a further engine of a group."""
         number = len(self._groups[group])
         make_spec = partial(engine_spec, self._cluster, group, number, self._peers)
-        member = Member(engine_name(group, number), make_spec, self._launcher)
+        member = KeptProcess(engine_name(group, number), make_spec, self._launcher)
         self._groups[group].append(member)
         self._keep(member)
 
-    def _keep(self, member: Member) -> None:
+    def _keep(self, member: KeptProcess) -> None:
         self._tasks.create_task(member.run())
 
     async def _remove(self, group: str) -> None:
@@ -103,7 +103,7 @@ class Supervisor:
         await asyncio.gather(*(member.stop() for group in self._groups.values() for member in group))
 
     async def _watch(self) -> None:
-        """Look at the router again and again: tell it of engines, scale groups, and kill engines that hang."""
+        """Look at the router again and again: add and remove engines, scale groups, and kill engines that hang."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -126,7 +126,7 @@ class Supervisor:
         for group in self._groups:
             await self._scale(group)
 
-    async def _kill_hung(self, engines: list[Member]) -> None:
+    async def _kill_hung(self, engines: list[KeptProcess]) -> None:
         """Kill engines that were ready once, run, and have not been heard of for long."""
         now = asyncio.get_running_loop().time()
         for member in engines:
@@ -155,7 +155,7 @@ class Supervisor:
         elif change < 0:
             await self._remove(group)
 
-    async def _until_it_answers(self, member: Member, boot: str) -> None:
+    async def _until_it_answers(self, member: KeptProcess, boot: str) -> None:
         """Wait until a restarted engine is ready, and has been sent a request unless none comes.
 
         boot: what the router calls the run that has ended
@@ -173,7 +173,7 @@ class Supervisor:
             if known.requests or known.role == "prefill" or clock() - ready_since > TRIED_S:
                 return
 
-    def _status_of(self, member: Member) -> dict[str, Any]:
+    def _status_of(self, member: KeptProcess) -> dict[str, Any]:
         known = self._seen.get(member.url or "")
         running = "running" if member.url is not None else "waiting"
         phase = known.phase if known is not None else ("stopping" if member.stopping else running)

@@ -8,6 +8,7 @@ from prometheus_client.core import GaugeMetricFamily
 from baton.api.routing.engines import EngineView
 
 PREFIX = "baton:router_"
+QUEUE_SECONDS = "queue_seconds"
 PHASES = ("loading", "ready", "draining", "lost")
 
 
@@ -33,7 +34,7 @@ class RouterCounts:
 
 
 class EngineCounts:
-    """A collector of how many engines are in each phase."""
+    """A collector of how many engines are in each phase, and of the queues of those that are not lost."""
 
     def __init__(self, engines: Iterable[EngineView]) -> None:
         self._engines = engines
@@ -44,3 +45,8 @@ class EngineCounts:
         for phase in PHASES:
             family.add_metric([phase], phases.count(phase))
         yield family
+        queues = GaugeMetricFamily(PREFIX + QUEUE_SECONDS, "Seconds of computation that wait.", labels=["engine"])
+        for view in self._engines:
+            if view.phase != "lost":
+                queues.add_metric([view.name], view.load.queue_seconds)
+        yield queues

@@ -60,7 +60,7 @@ class EngineView:
 
     @contextmanager
     def closing_when_lost(self, close: Callable[[], object]) -> Iterator[None]:
-        """Call `close` if the engine is lost, so that nobody waits for its answer for ever."""
+        """Call `close` if the engine is lost, so that its answer is not awaited for ever."""
         self.closing.add(close)
         try:
             yield

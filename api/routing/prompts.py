@@ -65,21 +65,21 @@ def _parts(body: Mapping[str, Raw]) -> Iterator[bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
-    """What is known of the prompts that begin with some messages."""
+class KnownPrompt:
+    """A beginning that several prompts may have, with what is known of it."""
 
     length: int  # of the prompt that ends there, in tokens; 0: none was seen
     places: tuple[Place, ...]  # where states may lie
 
 
-UNKNOWN = Beginning(0, ())
+UNKNOWN = KnownPrompt(0, ())
 
 
 class Chains:
     """Where the states of prompts lie that engines have computed, by the digests of the requests' messages."""
 
     def __init__(self, most: int = MOST_CHAINS) -> None:
-        self._known: OrderedDict[int, Beginning] = OrderedDict()  # the least recently used first
+        self._known: OrderedDict[int, KnownPrompt] = OrderedDict()  # the least recently used first
         self._most = most
         self._tokens = self._bytes = 0.0  # of all prompts, the recent ones counting most
 
@@ -121,7 +121,7 @@ class Chains:
     def _add(self, digest: int, length: int, places: Sequence[Place]) -> None:
         known = self._known.get(digest, UNKNOWN)
         merged = tuple(dict.fromkeys((*places, *known.places)))[:MOST_PLACES]
-        self._known[digest] = Beginning(length or known.length, merged)
+        self._known[digest] = KnownPrompt(length or known.length, merged)
         self._known.move_to_end(digest)
 
     @property

@@ -28,14 +28,14 @@ ENDS = ("response.completed", "response.failed", "response.incomplete", "error")
 LOST = "the engine was lost in the middle of the response"
 
 
-class Event(Struct):
+class SocketEvent(Struct):
     """The fields of an event that a router looks at."""
 
     type: str = ""
     stream_id: str | None = None
 
 
-EVENTS = msgspec.json.Decoder(Event)
+EVENTS = msgspec.json.Decoder(SocketEvent)
 
 
 class Sockets:
@@ -51,7 +51,7 @@ class Sockets:
         client = web.WebSocketResponse(
             max_msg_size=config.body_limit, protocols=(SUBPROTOCOL,), heartbeat=config.ping_interval, timeout=1.0
         )
-        relay = Relay(request, client, self._http)
+        relay = ClientSocket(request, client, self._http)
         view = await self._engine(request, b"")
         try:
             await relay.connect(view)
@@ -74,7 +74,7 @@ class Sockets:
         for client in list(self._open):
             await client.close(code=WSCloseCode.GOING_AWAY, message=b"the server is shutting down")
 
-    async def _pass_on(self, relay: "Relay", request: web.Request, data: bytes) -> None:
+    async def _pass_on(self, relay: "ClientSocket", request: web.Request, data: bytes) -> None:
         """Pass a message on, or answer it with an error."""
         try:
             asking = read_asking(request.path, data, owner_of(request))
@@ -103,7 +103,7 @@ class EngineSocket:
     open: Counter[str | None] = field(default_factory=Counter)  # responses that have not ended, by stream_id
 
 
-class Relay:
+class ClientSocket:
     """A client's websocket, and those to the engines that answer its messages."""
 
     def __init__(self, request: web.Request, client: web.WebSocketResponse, http: aiohttp.ClientSession) -> None:
@@ -135,7 +135,7 @@ class Relay:
         await engine.socket.send_str(data.decode())
 
     async def fail(self, stream_id: str | None, error: ApiError) -> None:
-        """Tell the client of an error."""
+        """Send an error to the client."""
         named = {"stream_id": stream_id} if stream_id is not None else {}
         await self._client.send_json(websocket_event(error) | named)
 
@@ -165,9 +165,9 @@ class Relay:
                 await self.fail(stream_id, errors.unavailable(LOST, "engine_lost"))
 
 
-def event_of(data: str | bytes) -> Event:
+def event_of(data: str | bytes) -> SocketEvent:
     """Return what a router looks at in an event; nothing of one that cannot be read."""
     try:
         return EVENTS.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Event()
+        return SocketEvent()

@@ -34,7 +34,7 @@ class ClusterProcess(ServerProcess):
         super().__init__(["baton.api.cli", "cluster", "up", str(folder / "cluster.toml")])
 
     def wait_for(self, event: str) -> dict[str, Any]:
-        """Wait for the line that tells where the router listens, in place of a server's own line."""
+        """Wait for the line with the router's URL, in place of a server's own line."""
         self.wait_until(lambda: self._line("started", "router") is not None)
         return self._line("started", "router") or {}
 

@@ -1,4 +1,4 @@
-"""The API's tests, with the clients of OpenAI, Anthropic and SGLang, against a server behind a router."""
+"""The API's tests, with the clients of OpenAI, Anthropic and SGLang, against a server through a router."""
 
 import os
 import subprocess

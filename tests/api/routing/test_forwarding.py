@@ -31,6 +31,9 @@ class Answer:
     async def iter_any(self) -> AsyncIterator[bytes]:
         yield b"chunk"
 
+    def close(self) -> None:
+        pass
+
     async def __aenter__(self) -> "Answer":
         return self
 

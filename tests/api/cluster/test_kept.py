@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
-from baton.api.cluster import member as module
-from baton.api.cluster.member import Member
-from baton.api.cluster.processes import LaunchError, Process, ProcessSpec
+from baton.api.cluster import kept as module
+from baton.api.cluster.kept import KeptProcess
+from baton.api.cluster.processes import LaunchError, ProcessSpec, RunningProcess
 
 pytestmark = pytest.mark.anyio
 
 
 class FakeProcess:
-    """A process that ends when it is told to."""
+    """A process that ends when the test wants it."""
 
     url = "http://engine"
 
@@ -39,7 +39,7 @@ class FakeLauncher:
         self.released: list[str] = []
         self.news = asyncio.Event()
 
-    async def start(self, spec: ProcessSpec) -> Process:
+    async def start(self, spec: ProcessSpec) -> RunningProcess:
         self.news.set()
         if self.failures:
             self.failures -= 1
@@ -69,7 +69,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_process_that_ends_is_started_again() -> None:
     launcher = FakeLauncher()
-    member = Member("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
+    member = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
     running = asyncio.ensure_future(member.run())
     await launcher.until(1)
     await member.kill()
@@ -84,7 +84,7 @@ async def test_a_process_that_ends_is_started_again() -> None:
 async def test_a_process_that_cannot_be_started_is_tried_again() -> None:
     launcher = FakeLauncher()
     launcher.failures = 3
-    member = Member("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
+    member = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
     running = asyncio.ensure_future(member.run())
     await launcher.until(1)
     assert member.restarts == 3
@@ -94,7 +94,7 @@ async def test_a_process_that_cannot_be_started_is_tried_again() -> None:
 
 async def test_a_restart_is_no_failure() -> None:
     launcher = FakeLauncher()
-    member = Member("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
+    member = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
     running = asyncio.ensure_future(member.run())
     await launcher.until(1)
     await member.restart()
@@ -107,7 +107,7 @@ async def test_a_restart_is_no_failure() -> None:
 async def test_one_that_waits_for_its_next_start_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_WAIT_S", 60.0)
     launcher = FakeLauncher()
-    member = Member("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
+    member = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
     running = asyncio.ensure_future(member.run())
     await launcher.until(1)
     await member.kill()

@@ -6,20 +6,20 @@ from contextlib import suppress
 
 import structlog
 
-from baton.api.cluster.processes import Launcher, LaunchError, Process, ProcessSpec
+from baton.api.cluster.processes import Launcher, LaunchError, ProcessSpec, RunningProcess
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # before a process that has failed is started again, twice as long each time
 STABLE_S = 60.0  # a process that has run for so long was no failed start
 
 
-class Member:
+class KeptProcess:
     """One process, which is started again whenever it ends, until it is to stop."""
 
     def __init__(self, name: str, make_spec: Callable[[], ProcessSpec], launcher: Launcher) -> None:
         """make_spec: makes what is started, each time."""
         self.name = name
         self._make_spec, self._launcher = make_spec, launcher
-        self._process: Process | None = None
+        self._process: RunningProcess | None = None
         self._stopping = self._restarting = False
         self._ended = asyncio.Event()  # is set, and replaced, whenever the process ends
         self._stopped = asyncio.Event()
