@@ -18,8 +18,8 @@ def engine_name(group: str, number: int) -> str:
 def engine_spec(cluster: ClusterFile, group: str, number: int, peers: Mapping[str, str]) -> ProcessSpec:
     """Return the engine `number` of a group, as it is to be started.
 
-    peers: the address of each engine that the cluster may have, by name; empty if they are not linked. Of two engines
-    the later one connects to the earlier one.
+    peers: the address of each engine that the cluster may have, by name; empty if they are not linked. The later one
+    of two engines connects to the earlier one.
     """
     own, name = cluster.engines[group], engine_name(group, number)
     options: dict[str, Any] = {"engine_name": name, **cluster.options, **own.options}
