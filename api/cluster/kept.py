@@ -20,6 +20,7 @@ class KeptProcess:
         self.name = name
         self._make_spec, self._launcher = make_spec, launcher
         self._process: RunningProcess | None = None
+        self._latest: RunningProcess | None = None  # it, or the one that has ended
         self._stopping = self._restarting = False
         self._ended = asyncio.Event()  # is set, and replaced, whenever the process ends
         self._stopped = asyncio.Event()
@@ -32,6 +33,11 @@ class KeptProcess:
         return self._process.url if self._process is not None else None
 
     @property
+    def address(self) -> str | None:
+        """Where it listens, or listened until it ended; None before its first start."""
+        return self._latest.url if self._latest is not None else None
+
+    @property
     def stopping(self) -> bool:
         return self._stopping
 
@@ -42,7 +48,7 @@ class KeptProcess:
         while not self._stopping:
             started = clock()
             try:
-                self._process = await self._launcher.start(self._make_spec())
+                self._process = self._latest = await self._start()
                 log.info("started", url=self._process.url)
                 self.exit_code = await self._process.wait()
             except LaunchError as error:
@@ -61,6 +67,19 @@ class KeptProcess:
                 async with asyncio.timeout(wait):
                     await self._stopped.wait()
         await self._launcher.release(self.name)
+
+    async def _start(self) -> RunningProcess:
+        """Start the process. Raises LaunchError if it cannot be started, or is to stop before it is."""
+        starting = asyncio.ensure_future(self._launcher.start(self._make_spec()))
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if self._stopped.is_set():
+            starting.cancel()
+            if isinstance(process := (await asyncio.gather(starting, return_exceptions=True))[0], BaseException):
+                raise LaunchError("it is to stop")
+            await process.stop()
+        return starting.result()
 
     async def stop(self) -> None:
         """Let it drain and end, for good. Return when it has ended."""
@@ -86,4 +105,4 @@ class KeptProcess:
 
     async def log(self, lines: int) -> str:
         """Return the last lines of its log."""
-        return await self._process.log(lines) if self._process is not None else ""
+        return await self._latest.log(lines) if self._latest is not None else ""

@@ -138,7 +138,8 @@ class RayLauncher:
 
         if (actor := self._actors.pop(name, None)) is not None:
             self._ray.kill(actor, no_restart=True)
-            remove_placement_group(self._groups.pop(name))
+        if (group := self._groups.pop(name, None)) is not None:
+            remove_placement_group(group)
         self._peers.pop(name, None)
 
     async def close(self) -> None:
@@ -151,9 +152,10 @@ class RayLauncher:
 
         if spec.name not in self._actors:
             needs = {"CPU": spec.cpus, "GPU": float(spec.gpus), **spec.resources}
-            group = placement_group([{name: count for name, count in needs.items() if count}])
+            if spec.name not in self._groups:
+                self._groups[spec.name] = placement_group([{name: count for name, count in needs.items() if count}])
+            group = self._groups[spec.name]
             await group.ready()
-            self._groups[spec.name] = group
             self._actors[spec.name] = self._ray.remote(ProcessActor).options(
                 num_cpus=spec.cpus,
                 num_gpus=spec.gpus,

@@ -77,7 +77,7 @@ class Supervisor:
         return [self._status_of(member) for member in self.members]
 
     def _router_spec(self) -> ProcessSpec:
-        urls = [member.url for group in self._groups.values() for member in group if member.url is not None]
+        urls = [member.address for group in self._groups.values() for member in group if member.address is not None]
         return router_spec(self._cluster, urls)
 
     def _add(self, group: str) -> None:
@@ -115,7 +115,7 @@ class Supervisor:
         if (router := self._router.url) is None:
             return
         engines = [member for group in self._groups.values() for member in group]
-        urls = {member.url for member in engines if member.url is not None}
+        urls = {member.address for member in engines if member.address is not None}  # the router knows what they had
         seen = await self._client.engines(router)
         for url in urls - seen.keys():
             await self._client.add(router, url)
@@ -153,7 +153,7 @@ class Supervisor:
         if change > 0:
             self._add(group)
         elif change < 0:
-            await self._remove(group)
+            self._tasks.create_task(self._remove(group))
 
     async def _until_it_answers(self, member: KeptProcess, boot: str) -> None:
         """Wait until a restarted engine is ready, and has been sent a request unless none comes.

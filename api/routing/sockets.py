@@ -57,6 +57,8 @@ class Sockets:
             await relay.connect(view)
         except aiohttp.WSServerHandshakeError as error:
             raise errors.from_status(error.status, error.message) from None
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise lost(error) from None
         await client.prepare(request)
         self._open.add(client)
         try:
@@ -84,8 +86,7 @@ class Sockets:
         except ApiError as error:
             await relay.fail(event_of(data).stream_id, error)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            lost = errors.unavailable(f"the engine did not answer: {error}", "engine_lost")
-            await relay.fail(event_of(data).stream_id, lost)
+            await relay.fail(event_of(data).stream_id, lost(error))
 
     async def _engine(self, request: web.Request, data: bytes) -> EngineView:
         """Return the engine for a message: the one that it is bound to, or else the best one."""
@@ -163,6 +164,11 @@ class ClientSocket:
             self._engines.pop(view, None)
             for stream_id in engine.open.elements():
                 await self.fail(stream_id, errors.unavailable(LOST, "engine_lost"))
+
+
+def lost(error: Exception) -> ApiError:
+    """Return the 503 for an engine that does not answer."""
+    return errors.unavailable(f"the engine did not answer: {error}", "engine_lost")
 
 
 def event_of(data: str | bytes) -> SocketEvent:

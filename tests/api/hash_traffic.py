@@ -107,11 +107,11 @@ async def last_event(response: aiohttp.ClientResponse) -> Any:
     return json.loads(events[-2][len(b"data: ") :])
 
 
-def wait_home(server: ServerProcess) -> None:
-    """Wait until no request is open, and every slot and page is free or cached."""
+def wait_home(server: ServerProcess, url: str = "") -> None:
+    """Wait until no request is open, and every slot and page is free or cached. url: of another server."""
 
     def home() -> bool:
-        info = server.get("/server_info")
+        info = server.get("/server_info", url)
         slots, pages = info["gauges"]["slots"], info["gauges"]["pages"]
         astray = sum(slots.values()) - slots["free"] - slots["cached"] + pages["used"]
         return info["open_requests"] == 0 and astray == 0 and info["audit"] == []

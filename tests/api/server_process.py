@@ -124,8 +124,9 @@ class ServerProcess:
         except (URLError, ConnectionError):
             return 0
 
-    def get(self, path: str) -> Any:
-        with urlopen(Request(self.url + path, headers=self._headers), timeout=60) as response:
+    def get(self, path: str, url: str = "") -> Any:
+        """Return the answer to a GET. url: of another server."""
+        with urlopen(Request((url or self.url) + path, headers=self._headers), timeout=60) as response:
             return json.load(response)
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:

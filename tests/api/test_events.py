@@ -137,8 +137,13 @@ def test_an_answer_says_where_its_states_lie_if_a_router_asks(server: ServerProc
     output, places = generate(server, routed=True)
     length, found = read_places(places)
     assert length == len(PROMPT)
-    expected = {position: digest((PROMPT + output)[:position]) for position in (len(PROMPT), *(47, 48))}
-    assert {position: f"{each:016x}" for position, each in found} == expected
+    positions = [position for position, _ in found]
+    assert {position: f"{each:016x}" for position, each in found} == {
+        position: digest((PROMPT + output)[:position]) for position in positions
+    }
+    *known, end, before_last, last = positions
+    assert (end, before_last, last) == (len(PROMPT), 47, 48)
+    assert known and known[-1] < len(PROMPT), "the first request has left a state within the prompt"
 
 
 def test_so_does_the_end_of_a_stream(server: ServerProcess) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.hash_traffic import Traffic, make_checkpoint
+from tests.api.hash_traffic import Traffic, make_checkpoint, wait_home
 from tests.api.routing.test_router import TEMPLATE
 from tests.api.server_process import ROOT, ServerProcess
 
@@ -115,6 +115,26 @@ async def test_the_cluster_survives_an_engine_and_the_router(cluster: ClusterPro
     assert [line[0] for line in lines[1:]] == ["router", "engine-0", "engine-1"]
     assert [line[-1] for line in lines[1:]] == ["1", "0", "1"]
     assert "listening" in cluster.run("logs", "engine-0", "--lines", "5000")
+
+
+@pytest.mark.soak
+async def test_ten_kills_of_the_router(cluster: ClusterProcess) -> None:
+    """No session is lost, though each kill cuts off a turn and other requests, and the engines end clean."""
+    sessions = [cluster.post("/v1/sessions", {})[1]["id"] for _ in range(6)]
+    turn = {"input_ids": [1, 2, 3], "max_tokens": 4}
+    for number in range(10):
+        for session in sessions:
+            status, answer = cluster.post(f"/v1/sessions/{session}/turns", turn)
+            assert status == 200, (number, answer)
+        sent = Traffic(cluster.url, number, requests=200, at_once=16, finish=1, stream=2)
+        cut_off = asyncio.ensure_future(sent.run())
+        await asyncio.sleep(0.3)
+        os.kill(cluster.child("router"), signal.SIGKILL)
+        await asyncio.gather(cut_off, return_exceptions=True)
+        cluster.wait_until(lambda: cluster.status("/ready") == 200 and cluster.phases() == ["ready", "ready"])
+    assert {each["id"] for each in cluster.get("/v1/sessions")["data"]} >= {*sessions}
+    for engine in cluster.get("/debug/engines"):
+        wait_home(cluster, engine["url"])
 
 
 def test_a_cluster_runs_once(cluster: ClusterProcess) -> None:

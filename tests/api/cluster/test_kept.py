@@ -29,18 +29,21 @@ class FakeProcess:
         self.ended.set_result(-9)
 
     async def log(self, lines: int) -> str:
-        return ""
+        return "the log"
 
 
 class FakeLauncher:
     def __init__(self) -> None:
         self.started: list[FakeProcess] = []
+        self.slow = False  # whether a start takes for ever
         self.failures = 0  # the next starts that fail
         self.released: list[str] = []
         self.news = asyncio.Event()
 
     async def start(self, spec: ProcessSpec) -> RunningProcess:
         self.news.set()
+        if self.slow:
+            await asyncio.Event().wait()
         if self.failures:
             self.failures -= 1
             raise LaunchError("no room")
@@ -59,7 +62,7 @@ class FakeLauncher:
             while len(self.started) < count:
                 self.news.clear()
                 await self.news.wait()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)  # until it has the process
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +119,28 @@ async def test_one_that_waits_for_its_next_start_can_be_stopped(monkeypatch: pyt
     async with asyncio.timeout(5):
         await running
     assert len(launcher.started) == 1
+
+
+async def test_one_that_is_being_started_can_be_stopped() -> None:
+    launcher = FakeLauncher()
+    launcher.slow = True
+    kept = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
+    running = asyncio.ensure_future(kept.run())
+    await launcher.news.wait()
+    await kept.stop()
+    async with asyncio.timeout(5):
+        await running
+    assert launcher.released == ["engine"] and kept.address is None
+
+
+async def test_the_address_and_the_log_outlive_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_WAIT_S", 60.0)
+    launcher = FakeLauncher()
+    kept = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
+    running = asyncio.ensure_future(kept.run())
+    await launcher.until(1)
+    await kept.kill()
+    await asyncio.sleep(0.01)
+    assert (kept.url, kept.address, await kept.log(5)) == (None, "http://engine", "the log")
+    await kept.stop()
+    await running
