@@ -124,23 +124,23 @@ async def test_one_that_waits_for_its_next_start_can_be_stopped(monkeypatch: pyt
 async def test_one_that_is_being_started_can_be_stopped() -> None:
     launcher = FakeLauncher()
     launcher.slow = True
-    kept = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
-    running = asyncio.ensure_future(kept.run())
+    process = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
+    running = asyncio.ensure_future(process.run())
     await launcher.news.wait()
-    await kept.stop()
+    await process.stop()
     async with asyncio.timeout(5):
         await running
-    assert launcher.released == ["engine"] and kept.address is None
+    assert launcher.released == ["engine"] and process.address is None
 
 
 async def test_the_address_and_the_log_outlive_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_WAIT_S", 60.0)
     launcher = FakeLauncher()
-    kept = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
-    running = asyncio.ensure_future(kept.run())
+    process = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
+    running = asyncio.ensure_future(process.run())
     await launcher.until(1)
-    await kept.kill()
+    await process.kill()
     await asyncio.sleep(0.01)
-    assert (kept.url, kept.address, await kept.log(5)) == (None, "http://engine", "the log")
-    await kept.stop()
+    assert (process.url, process.address, await process.log(5)) == (None, "http://engine", "the log")
+    await process.stop()
     await running
