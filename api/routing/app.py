@@ -1,6 +1,5 @@
 """The router's application: what it answers itself, and everything else, which an engine answers."""
 
-import asyncio
 import ipaddress
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -161,48 +160,44 @@ async def at_one_engine(request: web.Request) -> web.StreamResponse:
 
 @web.middleware
 async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Check access, turn failures into error responses, and log one line for the request."""
+    """Answer a request, and log one line for it."""
     request[REQUEST_ID] = new_id("req")
     started, status, router = time.monotonic(), errors.CLIENT_LEFT, request.app[ROUTER]
-    trace: str | None = None
+    about: dict[str, object] = {}
     try:
         with router.request(), request.app[CONNECTIONS].of(request).request():
-            request.app[GUARD].admit(request)
-            check_encoding(request)
-            if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
-                return web.Response(status=204)
-            response = await handler(request)
-            status, trace = response.status, response.headers.get(TRACE_ID)
-            return response
-    except ApiError as error:
-        response = error_response(request.path, error, request[REQUEST_ID])
+            response = await answer(request, handler)
         status = response.status
+        about = {"trace_id": response.headers[TRACE_ID]} if TRACE_ID in response.headers else {}
         return response
-    except asyncio.CancelledError:
-        raise
-    except ConnectionError:
-        return web.Response(status=errors.CLIENT_LEFT)
-    except RequestPayloadError as error:
-        response = error_response(request.path, unreadable(error), request[REQUEST_ID])
-        status = response.status
-        return response
-    except web.HTTPException as error:
-        refusal = errors.from_status(error.status, error.text or error.reason)
-        response = error_response(request.path, refusal, request[REQUEST_ID])
-        status = response.status
-        return response
-    except Exception as error:
-        structlog.get_logger().exception("a handler failed", id=request[REQUEST_ID], path=request.path)
-        status = 500
-        failure = errors.internal(f"the router failed: {type(error).__name__}")
-        return error_response(request.path, failure, request[REQUEST_ID])
     finally:
         log = structlog.get_logger()
-        line = {"id": request[REQUEST_ID], "endpoint": f"{request.method} {request.path}", "status": status}
-        line |= {"trace_id": trace} if trace is not None else {}
+        line = {"id": request[REQUEST_ID], "endpoint": f"{request.method} {request.path}", "status": status, **about}
         (log.debug if request.path in QUIET else log.info)(
             "request", **line, total_ms=milliseconds(time.monotonic() - started)
         )
+
+
+async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Check access, call the handler, and turn failures into error responses."""
+    try:
+        request.app[GUARD].admit(request)
+        check_encoding(request)
+        if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
+            return web.Response(status=204)
+        return await handler(request)
+    except ApiError as error:
+        failure = error
+    except ConnectionError:
+        return web.Response(status=errors.CLIENT_LEFT)
+    except RequestPayloadError as error:
+        failure = unreadable(error)
+    except web.HTTPException as error:
+        failure = errors.from_status(error.status, error.text or error.reason)
+    except Exception as error:
+        structlog.get_logger().exception("a handler failed", id=request[REQUEST_ID], path=request.path)
+        failure = errors.internal(f"the router failed: {type(error).__name__}")
+    return error_response(request.path, failure, request[REQUEST_ID])
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:

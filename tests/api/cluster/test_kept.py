@@ -1,6 +1,8 @@
 """Processes that end by themselves, and that are stopped and restarted."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -65,82 +67,72 @@ class FakeLauncher:
         await asyncio.sleep(0.01)  # until it has the process
 
 
+@asynccontextmanager
+async def kept_running(launcher: FakeLauncher) -> AsyncIterator[KeptProcess]:
+    """Keep a process running. At the end it is stopped, which takes no long time."""
+    process = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
+    running = asyncio.ensure_future(process.run())
+    await launcher.until(0 if launcher.slow else 1)
+    yield process
+    async with asyncio.timeout(5):
+        await process.stop()
+        await running
+    assert launcher.released == ["engine"]
+
+
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
+def first_wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start a process that has ended again after this time, in seconds."""
+    monkeypatch.setattr(module, "FIRST_WAIT_S", getattr(request, "param", 0.01))
+
+
+slowly_again = pytest.mark.parametrize("first_wait", [60.0], indirect=True)
 
 
 async def test_a_process_that_ends_is_started_again() -> None:
     launcher = FakeLauncher()
-    member = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
-    running = asyncio.ensure_future(member.run())
-    await launcher.until(1)
-    await member.kill()
-    await launcher.until(2)
-    assert (member.restarts, member.exit_code, member.url) == (1, -9, "http://engine")
-    await member.stop()
-    await running
-    assert len(launcher.started) == 2 and member.url is None and member.exit_code == 0
-    assert launcher.released == ["engine"]
+    async with kept_running(launcher) as process:
+        await process.kill()
+        await launcher.until(2)
+        assert (process.restarts, process.exit_code, process.url) == (1, -9, "http://engine")
+    assert len(launcher.started) == 2 and process.url is None and process.exit_code == 0
 
 
 async def test_a_process_that_cannot_be_started_is_tried_again() -> None:
     launcher = FakeLauncher()
     launcher.failures = 3
-    member = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
-    running = asyncio.ensure_future(member.run())
-    await launcher.until(1)
-    assert member.restarts == 3
-    await member.stop()
-    await running
+    async with kept_running(launcher) as process:
+        assert process.restarts == 3
 
 
 async def test_a_restart_is_no_failure() -> None:
     launcher = FakeLauncher()
-    member = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
-    running = asyncio.ensure_future(member.run())
-    await launcher.until(1)
-    await member.restart()
-    await launcher.until(2)
-    assert member.restarts == 0
-    await member.stop()
-    await running
+    async with kept_running(launcher) as process:
+        await process.restart()
+        await launcher.until(2)
+        assert process.restarts == 0
 
 
-async def test_one_that_waits_for_its_next_start_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_WAIT_S", 60.0)
+@slowly_again
+async def test_one_that_waits_for_its_next_start_can_be_stopped() -> None:
     launcher = FakeLauncher()
-    member = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
-    running = asyncio.ensure_future(member.run())
-    await launcher.until(1)
-    await member.kill()
-    await asyncio.sleep(0.01)
-    await member.stop()
-    async with asyncio.timeout(5):
-        await running
+    async with kept_running(launcher) as process:
+        await process.kill()
+        await asyncio.sleep(0.01)
     assert len(launcher.started) == 1
 
 
 async def test_one_that_is_being_started_can_be_stopped() -> None:
     launcher = FakeLauncher()
     launcher.slow = True
-    process = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
-    running = asyncio.ensure_future(process.run())
-    await launcher.news.wait()
-    await process.stop()
-    async with asyncio.timeout(5):
-        await running
-    assert launcher.released == ["engine"] and process.address is None
+    async with kept_running(launcher) as process:
+        await launcher.news.wait()
+    assert process.address is None
 
 
-async def test_the_address_and_the_log_outlive_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_WAIT_S", 60.0)
-    launcher = FakeLauncher()
-    process = KeptProcess("engine", lambda: ProcessSpec("engine", "serve", {}), launcher)
-    running = asyncio.ensure_future(process.run())
-    await launcher.until(1)
-    await process.kill()
-    await asyncio.sleep(0.01)
-    assert (process.url, process.address, await process.log(5)) == (None, "http://engine", "the log")
-    await process.stop()
-    await running
+@slowly_again
+async def test_the_address_and_the_log_outlive_a_process() -> None:
+    async with kept_running(FakeLauncher()) as process:
+        await process.kill()
+        await asyncio.sleep(0.01)
+        assert (process.url, process.address, await process.log(5)) == (None, "http://engine", "the log")
