@@ -56,20 +56,26 @@ class LocalLauncher:
         port = int(spec.options.get("port") or self._ports.get(spec.name) or free_port(self._host))
         host = str(spec.options.get("host", self._host))
         path = self._logs / f"{spec.name}.log"
-        with path.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
+        try:
+            process = await self._run(spec, port, path)
+        except OSError as error:  # no process, no descriptor, no room for the log
+            raise LaunchError(f"{spec.name}: {error}") from None
+        self._ports[spec.name] = port
+        return LocalProcess(process, f"http://{self._host if host == '0.0.0.0' else host}:{port}", path)
+
+    async def _run(self, spec: ProcessSpec, port: int, log: Path) -> asyncio.subprocess.Process:
+        with log.open("ab") as file:
+            return await asyncio.create_subprocess_exec(
                 sys.executable,
                 *spec.arguments(self._host, port),
                 cwd=self._folder,
                 env=os.environ | self._devices(spec) | dict(spec.variables),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=file,
+                stderr=file,
                 start_new_session=True,  # Ctrl-C ends the cluster in order
                 preexec_fn=end_with_parent,
             )
-        self._ports[spec.name] = port
-        return LocalProcess(process, f"http://{self._host if host == '0.0.0.0' else host}:{port}", path)
 
     async def release(self, name: str) -> None:
         self._gpus.pop(name, None)

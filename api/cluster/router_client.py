@@ -43,7 +43,10 @@ class RouterClient:
 
     async def engines(self, router: str) -> dict[str, SeenEngine]:
         """Return the router's engines by URL. Raises RouterLostError."""
-        found = msgspec.convert(await self._ask("GET", router), list[SeenEngine])
+        try:
+            found = msgspec.convert(await self._ask("GET", router), list[SeenEngine])
+        except msgspec.ValidationError as error:
+            raise RouterLostError(f"this is no router: {error}") from None
         return {engine.url: engine for engine in found}
 
     async def add(self, router: str, url: str) -> None:
@@ -64,5 +67,5 @@ class RouterClient:
             async with self._http.request(method, f"{router}{PATH}", json=body) as answer:
                 answer.raise_for_status()
                 return await answer.json()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise RouterLostError(f"{type(error).__name__}: {error}") from None

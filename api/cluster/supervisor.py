@@ -40,6 +40,7 @@ class Supervisor:
         self._seen: dict[str, SeenEngine] = {}  # the router's engines, by URL
         self._lost_since: dict[str, float] = {}  # by name
         self._stop = asyncio.Event()
+        self._restart = asyncio.Lock()  # two restarts at once would take two engines away
 
     @property
     def members(self) -> list[KeptProcess]:
@@ -64,13 +65,14 @@ class Supervisor:
     async def restart(self, names: list[str]) -> None:
         """Restart engines, or all without names, one by one: the next when the last one answers requests again."""
         chosen = [member for group in self._groups.values() for member in group if not names or member.name in names]
-        for member in chosen:
-            if not member.stopping:
-                known = self._seen.get(member.url or "")
-                await member.restart()
-                await self._until_it_answers(member, known.boot if known is not None else "")
-        if self._router.name in names:
-            await self._router.restart()
+        async with self._restart:
+            for member in chosen:
+                if not member.stopping:
+                    known = self._seen.get(member.url or "")
+                    await member.restart()
+                    await self._until_it_answers(member, known.boot if known is not None else "")
+            if self._router.name in names:
+                await self._router.restart()
 
     def status(self) -> list[dict[str, Any]]:
         """Return what is known of each process."""
