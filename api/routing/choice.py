@@ -1,6 +1,7 @@
 """The choice of an engine for a request: the one that would answer first, in seconds."""
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +11,14 @@ from baton.api.routing.index import Engine, StateIndex
 
 UNMEASURED_S = 1e-4
 """Seconds a prompt token on an engine that has not measured it yet: less than that of most, so that it is tried."""
+PAUSE_S = 30.0  # between two requests of a chat, typically; reuse hardly changes with values from 10 to 100
+RECENT_S = 60.0  # the time over which an engine's requests are counted
 
 Place = tuple[int, int]  # a position in a prompt, and the digest of the tokens before it
+
+QUEUE, TOKEN, STEP, ROWS, ROOM, RECENT = range(6)
+"""The columns of the engines' loads: seconds of the queue, of a token, and of a step; the numbers of rows, of states
+that the engine can keep, and of requests that it got in the last RECENT_S seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +27,8 @@ class Demand:
 
     tokens: int  # its length, an estimate
     places: Sequence[Place]  # where states of its beginning may lie, the longest beginning first
+    home: Engine | None = None  # the engine that got the latest request of this chat
+    coming: int = 0  # tokens of the prompt that `home` computes, or has computed, for a request that has not ended
 
 
 @dataclass(slots=True)
@@ -43,28 +52,27 @@ class Engines:
     """The load of all engines, and the choice among those that take requests.
 
     The cost of a request on an engine is its uncached tokens × the engine's seconds a token + the engine's queue + a
-    step of its rows. Requests that were sent since the engine last reported its load count at once.
+    step of its rows + what a further chat will cost there later. Requests that were sent since the engine last reported
+    its load count at once.
     """
 
-    def __init__(self, index: StateIndex) -> None:
-        self._index = index
-        self._numbers: dict[Engine, int] = {}  # the place of each engine in the arrays
+    def __init__(self, index: StateIndex, clock: Callable[[], float] = time.monotonic) -> None:
+        self._index, self._clock = index, clock
+        self._numbers: dict[Engine, int] = {}  # the row of each engine in the loads
         self._engines = list[Engine]()
-        self._queue, self._token, self._step = (np.zeros(0) for _ in range(3))
-        self._rows: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._loads: NDArray[np.float64] = np.zeros((0, 6))
+        self._counted = clock()  # when the recent requests were last counted
         self._sent: dict[Engine, list[Sent]] = {}
 
-    def report(self, engine: Engine, queue: float, token: float, step: float, rows: int) -> None:
-        """Note the load of an engine that takes requests, in seconds, and its rows. An engine may be new."""
+    def report(self, engine: Engine, queue: float, token: float, step: float, rows: int, slots: int) -> None:
+        """Note the load of an engine that takes requests, in seconds, and its rows and slots. An engine may be new."""
         at = self._numbers.get(engine)
         if at is None:
             at = self._numbers[engine] = len(self._engines)
             self._engines.append(engine)
-            self._queue, self._token, self._step = (
-                np.append(values, 0.0) for values in (self._queue, self._token, self._step)
-            )
-            self._rows = np.append(self._rows, 0)
-        self._queue[at], self._token[at], self._step[at], self._rows[at] = queue, token or UNMEASURED_S, step, rows
+            self._loads = np.vstack((self._loads, np.zeros(6)))
+        room = max(slots, self._index.count(engine), 1)  # states may also lie below the slots
+        self._loads[at, :RECENT] = queue, token or UNMEASURED_S, step, rows, room
         self._sent[engine] = []
 
     def remove(self, engine: Engine) -> None:
@@ -75,11 +83,8 @@ class Engines:
         last = self._engines.pop()
         if last != engine:
             self._engines[at], self._numbers[last] = last, at
-        for values in (self._queue, self._token, self._step, self._rows):
-            values[at] = values[-1]
-        self._queue, self._token, self._step, self._rows = (
-            self._queue[:-1], self._token[:-1], self._step[:-1], self._rows[:-1]
-        )  # fmt: skip
+        self._loads[at] = self._loads[-1]
+        self._loads = self._loads[:-1]
         del self._sent[engine]
 
     def choose(self, demand: Demand, but: Iterable[Engine] = ()) -> Chosen | None:
@@ -89,31 +94,52 @@ class Engines:
         """
         if not self._engines:
             return None
-        cached = np.zeros(len(self._engines))
-        for position, digest in reversed(demand.places):
-            for engine in self._index.engines(digest):
-                if engine in self._numbers:
-                    cached[self._numbers[engine]] = position
+        cached, loads = self._cached(demand), self._loads
         uncached = np.maximum(demand.tokens - cached, 1.0)
-        costs = self._queue + uncached * self._token + self._step
+        costs = loads[:, QUEUE] + uncached * loads[:, TOKEN] + loads[:, STEP] + self._later(demand)
         for engine in but:
             if engine in self._numbers:
                 costs[self._numbers[engine]] = np.inf
-        at = int(np.lexsort((self._rows, costs))[0])
+        at = int(np.lexsort((loads[:, ROWS], costs))[0])
         if costs[at] == np.inf:
             return None
-        sent = Sent(self._engines[at], float(uncached[at] * self._token[at]))
-        self._count(at, sent)
-        return Chosen(sent.engine, int(cached[at]), sent)
-
-    def _count(self, at: int, sent: Sent) -> None:
-        self._queue[at] += sent.seconds
-        self._rows[at] += 1
+        sent = Sent(self._engines[at], float(uncached[at] * loads[at, TOKEN]))
+        loads[at, QUEUE] += sent.seconds
+        loads[at, [ROWS, RECENT]] += 1
         self._sent[sent.engine].append(sent)
+        return Chosen(sent.engine, int(cached[at]), sent)
 
     def answered(self, sent: Sent) -> None:
         """Note that the first token of a request has come, or that it has failed."""
         waiting = self._sent.get(sent.engine, [])
         if any(each is sent for each in waiting):  # otherwise a report has it counted already
             waiting[:] = [each for each in waiting if each is not sent]
-            self._queue[self._numbers[sent.engine]] -= sent.seconds
+            self._loads[self._numbers[sent.engine], QUEUE] -= sent.seconds
+
+    def _cached(self, demand: Demand) -> NDArray[np.float64]:
+        """Return how many tokens of a prompt each engine has, or will have when it comes to the request."""
+        cached = np.zeros(len(self._engines))
+        for position, digest in reversed(demand.places):
+            for engine in self._index.engines(digest):
+                if engine in self._numbers:
+                    cached[self._numbers[engine]] = position
+        if demand.coming and demand.home in self._numbers:
+            at = self._numbers[demand.home]
+            cached[at] = max(cached[at], demand.coming)
+        return cached
+
+    def _later(self, demand: Demand) -> NDArray[np.float64]:
+        """Return the seconds that a further chat will cost each engine later.
+
+        Two states compete for the room of one then, so two prompts will be computed again if the engine's states are
+        replaced before the chat goes on. That takes room ÷ (requests a second) seconds. The chance that a pause is
+        longer than a time t is taken as PAUSE_S ÷ (PAUSE_S + t), a Lomax distribution. A chat is not new at its home.
+        """
+        now, loads = self._clock(), self._loads
+        loads[:, RECENT] *= np.exp((self._counted - now) / RECENT_S)
+        self._counted = now
+        arrivals = loads[:, RECENT] * (PAUSE_S / RECENT_S)  # in a pause
+        seconds: NDArray[np.float64] = 2 * demand.tokens * loads[:, TOKEN] * arrivals / (arrivals + loads[:, ROOM])
+        if demand.home in self._numbers:
+            seconds[self._numbers[demand.home]] = 0.0
+        return seconds

@@ -233,7 +233,8 @@ class Fleet:
         self._news = asyncio.Event()
         load = event.load
         if view.takes_requests:
-            self.engines.report(view.number, load.queue_seconds, load.token_seconds, load.step_seconds, load.rows)
+            seconds = load.queue_seconds, load.token_seconds, load.step_seconds
+            self.engines.report(view.number, *seconds, load.rows, sum(load.slots.values()))
         else:
             self.engines.remove(view.number)
 

@@ -96,6 +96,7 @@ class Forwarder:
         chosen = await self._fleet.choose(self._chains.demand(asking.chain), but, NO_ENGINE_S)
         if chosen is None:
             raise self._fleet.refusal()
+        self._chains.sent(asking.chain, chosen.engine)
         return self._fleet[chosen.engine], chosen.sent
 
     def learn(self, asking: Asking, text: str) -> None:

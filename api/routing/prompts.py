@@ -1,4 +1,4 @@
-"""Prompts as a router reads them: chains of digests, one for each message.
+"""Prompts as a router reads them: chains of digests, one for each message or, in long texts, for each block.
 
 A router does not tokenize. It learns from an engine's answer where the states of a prompt and of its answer lie, under
 the digest of the request's messages; a later request whose messages begin with the same ones may resume from there.
@@ -7,11 +7,12 @@ the digest of the request's messages; a later request whose messages begin with 
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from baton.api.routing.choice import Demand, Place
+from baton.api.routing.index import Engine
 
 Raw = msgspec.Raw
 LISTS = ("messages", "input", "prompt", "text", "input_ids")
@@ -21,6 +22,7 @@ SETTINGS = (
     "reasoning", "thinking",
 )  # fmt: skip
 """The fields that change the beginning of a prompt."""
+BLOCK = 2048  # bytes of a long message or text that have a digest of their own
 TOKENS_A_BYTE = 0.25  # of prompts, until answers have shown it
 MOST_CHAINS = 200_000
 MOST_PLACES = 8  # of a beginning, the latest ones
@@ -43,15 +45,19 @@ def read_chain(body: Mapping[str, Raw], owner: bytes) -> Chain:
             digest.update(name.encode() + bytes(value))
             size += len(bytes(value))
     for part in _parts(body):
-        digest.update(len(part).to_bytes(8, "little") + part)
-        size += len(part)
-        digests.append(int.from_bytes(digest.digest(), "little"))
-        sizes.append(size)
+        for at in range(0, len(part), BLOCK):
+            block = part[at : at + BLOCK]
+            digest.update(block)
+            size += len(block)
+            if at + BLOCK >= len(part):
+                digest.update(len(part).to_bytes(8, "little"))
+            digests.append(int.from_bytes(digest.digest(), "little"))
+            sizes.append(size)
     return Chain(digests, sizes)
 
 
 def _parts(body: Mapping[str, Raw]) -> Iterator[bytes]:
-    """Yield the messages of a body, or its prompt as a whole."""
+    """Yield the messages of a body, or its prompt as one part."""
     for name in LISTS:
         value = body.get(name)
         if value is None:
@@ -68,11 +74,12 @@ def _parts(body: Mapping[str, Raw]) -> Iterator[bytes]:
 class KnownPrompt:
     """A beginning that several prompts may have, with what is known of it."""
 
-    length: int  # of the prompt that ends there, in tokens; 0: none was seen
-    places: tuple[Place, ...]  # where states may lie
+    length: int = 0  # of the prompt that ends there, in tokens; 0: none has been answered
+    places: tuple[Place, ...] = ()  # where states may lie
+    home: Engine | None = None  # the engine that got the latest prompt that ends there; None: none ends there
 
 
-UNKNOWN = KnownPrompt(0, ())
+UNKNOWN = KnownPrompt()
 
 
 class Chains:
@@ -86,15 +93,27 @@ class Chains:
     def demand(self, chain: Chain) -> Demand:
         """Return what is known of a prompt."""
         places, tokens, measured = list[Place](), 0, 0
+        home, sent = None, 0  # where the longest known prompt went, and its bytes while it has not been answered
         for digest, size in zip(reversed(chain.digests), reversed(chain.sizes), strict=True):
             known = self._known.get(digest)
-            if known is not None:
-                places += known.places
-                self._known.move_to_end(digest)
-                if not measured and known.length:
-                    tokens, measured = known.length, size
+            if known is None:
+                continue
+            self._known.move_to_end(digest)
+            places += known.places
+            if home is None and known.home is not None:
+                home, sent = known.home, 0 if known.length else size
+            if not measured and known.length:
+                tokens, measured = known.length, size
         whole = chain.sizes[-1] if chain.sizes else 0
-        return Demand(tokens + round((whole - measured) * self._ratio), sorted(places, reverse=True))
+        length = tokens + round((whole - measured) * self._ratio)
+        coming = length * sent // whole if sent else 0
+        return Demand(length, sorted(places, reverse=True), home, coming)
+
+    def sent(self, chain: Chain, engine: Engine) -> None:
+        """Note that a prompt was sent to an engine."""
+        if chain.digests:
+            whole = chain.digests[-1]
+            self._add(whole, replace(self._known.get(whole, UNKNOWN), home=engine))
 
     def learn(self, chain: Chain, length: int, places: Sequence[Place]) -> None:
         """Note where states of a prompt, and of its answer, may lie.
@@ -111,18 +130,22 @@ class Chains:
         *beginnings, whole = chain.digests
         common = next((digest for digest in reversed(chain.digests) if digest in self._known), None)
         if common is not None:
-            self._add(common, 0, [place for place in places if place[0] < length])
+            self._place(common, [place for place in places if place[0] < length])
         for digest in beginnings:
-            self._add(digest, 0, ())
-        self._add(whole, length, [place for place in places if place[0] >= length])
-        while len(self._known) > self._most:
-            self._known.popitem(last=False)
+            self._place(digest, ())
+        self._place(whole, [place for place in places if place[0] >= length], length)
 
-    def _add(self, digest: int, length: int, places: Sequence[Place]) -> None:
+    def _place(self, digest: int, places: Sequence[Place], length: int = 0) -> None:
+        """Note where states of a beginning may lie, and the length of a prompt that ends there."""
         known = self._known.get(digest, UNKNOWN)
         merged = tuple(dict.fromkeys((*places, *known.places)))[:MOST_PLACES]
-        self._known[digest] = KnownPrompt(length or known.length, merged)
+        self._add(digest, replace(known, length=length or known.length, places=merged))
+
+    def _add(self, digest: int, known: KnownPrompt) -> None:
+        self._known[digest] = known
         self._known.move_to_end(digest)
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
 
     @property
     def _ratio(self) -> float:

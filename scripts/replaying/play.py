@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
+from typing import Protocol
 
 from baton.actors.actor import Send
 from baton.actors.cache.actor import Cache
@@ -19,6 +20,7 @@ from baton.actors.scheduler.actor import Scheduler
 from baton.actors.scheduler.plan import Limits
 from baton.actors.tokens import pack
 from scripts.replaying.bound import Past
+from scripts.replaying.clock import Clock
 from scripts.replaying.costs import Costs
 from scripts.replaying.policies import Policy
 from scripts.replaying.ring import Running, VirtualRing
@@ -63,12 +65,28 @@ class Outcome:
         self.running += now - running.submitted
 
 
+class Played(Protocol):
+    """A server in virtual time: one engine, or several with a router."""
+
+    clock: Clock
+
+    @property
+    def computed(self) -> int: ...
+
+    @property
+    def counters(self) -> Counter[str]: ...
+
+    def submit(self, running: Running) -> None: ...
+
+    def run(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Player:
     """A player of a workload: submits the clients' requests at their times, and sends each client its answers."""
 
-    def __init__(
-        self, ring: VirtualRing, arrivals: Iterator[Arrival], limit: int, seed: int, past: Past | None
-    ) -> None:
+    def __init__(self, ring: Played, arrivals: Iterator[Arrival], limit: int, seed: int, past: Past | None) -> None:
         self.outcome = Outcome()
         self._past = past
         self._ring, self._arrivals, self._limit = ring, arrivals, limit
@@ -80,17 +98,16 @@ class Player:
         self._schedule_arrivals()
         self._ring.run()
         ring, outcome = self._ring, self.outcome
-        outcome.computed = ring.device.computed
-        outcome.counters = ring.cache.counters + ring.scheduler.counters
+        outcome.computed, outcome.counters = ring.computed, ring.counters
         return outcome
 
     def _schedule_arrivals(self) -> None:
         """Schedule the next arrivals, and a call of this function at the last of these arrivals."""
         some = list(islice(self._arrivals, EARLY))
         for arrival in some:
-            self._ring.at(arrival.at, lambda client=arrival.client: self._continue(client, None))  # type: ignore[misc]
+            self._ring.clock.at(arrival.at, lambda client=arrival.client: self._continue(client, None))  # type: ignore[misc]
         if len(some) == EARLY:
-            self._ring.at(some[-1].at, self._schedule_arrivals)
+            self._ring.clock.at(some[-1].at, self._schedule_arrivals)
 
     def _continue(self, client: Client, answer: Answer | None) -> None:
         """Send a client the answer to its last request, if any, and schedule the client's next request."""
@@ -113,7 +130,7 @@ class Player:
             message_ends=ask.ends,
             flow=ask.salt or id,
         )
-        self._ring.at(self._ring.now + ask.pause, lambda: self._submit(client, request, answer))
+        self._ring.clock.at(self._ring.clock.now + ask.pause, lambda: self._submit(client, request, answer))
 
     def _answer(self, ask: Ask) -> tuple[Stops, Answer]:
         """Return the stop condition of a request, and its answer: the recorded answer, or random units and END."""
@@ -127,10 +144,10 @@ class Player:
             self._past.add(request.salt, request.tokens, pack(answer))
 
         def ended(running: Running) -> None:
-            self.outcome.count(running, self._ring.now)
+            self.outcome.count(running, self._ring.clock.now)
             self._continue(client, answer)
 
-        self._ring.submit(Running(request, answer, self._ring.now, ended=ended))
+        self._ring.submit(Running(request, answer, self._ring.clock.now, ended=ended))
 
 
 def make_ring(
@@ -141,11 +158,12 @@ def make_ring(
     block: int = 1,
     tree: int = MAX_TREE_UNITS,
     copies: int = 0,
+    clock: Clock | None = None,
 ) -> VirtualRing:
     """Make a ring for a policy.
 
     block: units of a block of the workload. tree: capacity of the radix tree, in units.
-    copies: number of copies in host memory.
+    copies: number of copies in host memory. clock: that of several rings; None: its own.
     """
     ledger = Ledger(slots, lambda move: None, lambda violation: None)
     limits = Limits(
@@ -160,12 +178,14 @@ def make_ring(
             send, ledger, pages, policy.order, limits=tiers, max_tree_tokens=tree, worth_waiting=waiting
         )
 
-    ring = VirtualRing(costs, ledger, make_cache, lambda send: Scheduler(send, limits, policy.positions(block)))
+    ring = VirtualRing(
+        clock or Clock(), costs, ledger, make_cache, lambda send: Scheduler(send, limits, policy.positions(block))
+    )
     ring.cache.receive(Speeds(operation=costs.prefill, byte=costs.host))
     return ring
 
 
-def play(workload: Workload, ring: VirtualRing, requests: int, seed: int, past: Past | None = None) -> Outcome:
+def play(workload: Workload, ring: Played, requests: int, seed: int, past: Past | None = None) -> Outcome:
     """Play a workload on a ring, then close the ring. `past` gets every request, in order of arrival."""
     player = Player(ring, workload.draw(Random(seed), requests), requests, seed, past)
     # A previous ring is part of a reference cycle, so free it now. A running ring makes no cycles, and has so many

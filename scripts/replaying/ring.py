@@ -1,9 +1,8 @@
 """The four real actors in virtual time, with a device that computes nothing but takes the time of its cost model."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 
 from baton.actors.actor import Actor, Address, Send
 from baton.actors.cache.actor import Cache
@@ -16,6 +15,7 @@ from baton.actors.results.actor import ResultProcessor
 from baton.actors.runtime.transport import arrive, depart
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.tokens import pack
+from scripts.replaying.clock import Clock
 from scripts.replaying.costs import Costs
 
 
@@ -40,7 +40,8 @@ class Running:
     answer: list[int]  # tokens that the device will generate
     submitted: float
     first_token: float | None = None
-    output: Output | None = None  # the last output
+    output: Output | None = None  # the latest output; the first one reports the admission
+    begun: Callable[["Running"], None] | None = None  # called when the first token has come
     ended: Callable[["Running"], None] | None = None  # called when the request has ended
 
 
@@ -50,10 +51,10 @@ class VirtualDevice:
 
     costs: Costs
     requests: dict[str, Running]
-    at: Callable[[float, Callable[[], None]], None]  # schedules a call at a virtual time
+    clock: Clock
     deliver: Callable[[Ran | Transferred], None]  # sends a report to forward
-    now: float = 0.0
     free_at: float = 0.0  # when all calls so far will have ended
+    busy: float = 0.0  # seconds of all calls so far
     computed: int = 0  # units of prompts that were computed so far
     steps: int = 0
     copies_aside: bool = False
@@ -73,11 +74,11 @@ class VirtualDevice:
 
     def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
         self._take(self.costs.transfer(position))
-        self.at(self.free_at, lambda: self.deliver(Transferred(key)))
+        self.clock.at(self.free_at, lambda: self.deliver(Transferred(key)))
 
     def fill(self, grant: int, key: int, slot: int, pages: list[int], first_page: int) -> None:
         self._take(self.costs.transfer(len(pages)))
-        self.at(self.free_at, lambda: self.deliver(Transferred(key, grant)))
+        self.clock.at(self.free_at, lambda: self.deliver(Transferred(key, grant)))
 
     def drop(self, key: int) -> None:
         pass
@@ -99,7 +100,7 @@ class VirtualDevice:
         prompts = sum(self.costs.chunk(chunk.start, chunk.stop) for chunk in work.chunks)
         self._take(self.costs.step + prompts + len(work.decodes) * self.costs.decode)
         ran = Ran(work.step, pack(sampled), [], [])
-        self.at(self.free_at, lambda: self.deliver(ran))
+        self.clock.at(self.free_at, lambda: self.deliver(ran))
 
     def _token(self, row: int, position: int) -> int:
         """Return the row's token after `position` tokens.
@@ -111,7 +112,8 @@ class VirtualDevice:
         return running.answer[index] if index < len(running.answer) else 0
 
     def _take(self, seconds: float) -> None:
-        self.free_at = max(self.free_at, self.now) + seconds
+        self.busy += seconds
+        self.free_at = max(self.free_at, self.clock.now) + seconds
 
 
 class VirtualRing:
@@ -119,15 +121,15 @@ class VirtualRing:
 
     def __init__(
         self,
+        clock: Clock,
         costs: Costs,
         ledger: Ledger,
         make_cache: Callable[[Send], Cache],
         make_scheduler: Callable[[Send], Scheduler],
     ) -> None:
+        self.clock = clock
         self.requests: dict[str, Running] = {}
-        self.device = VirtualDevice(
-            costs, self.requests, self.at, lambda report: self._send("device", "forward", report)
-        )
+        self.device = VirtualDevice(costs, self.requests, clock, lambda report: self._send("device", "forward", report))
         self.cache, self.scheduler = make_cache(self.sender("cache")), make_scheduler(self.sender("scheduler"))
         self._ledger = ledger
         forward = Forward(self.sender("forward"), self.device, self.scheduler.limits.max_running)
@@ -137,20 +139,33 @@ class VirtualRing:
         }  # fmt: skip
         self._mail: dict[Address, deque[Message]] = {address: deque() for address in (*actors, "api")}
         self._carried = [(address, actor, self._mail[address]) for address, actor in actors.items()]
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = 0
 
     def sender(self, name: str) -> Callable[[Address, Message], None]:
         return lambda to, message: self._send(name, to, message)
 
-    def at(self, time: float, what: Callable[[], None]) -> None:
-        """Schedule a call at a virtual time."""
-        self._numbers += 1
-        heappush(self._timers, (time, self._numbers, what))
+    @property
+    def slots(self) -> int:
+        """How many slots the pool has."""
+        return sum(self._ledger.counts.values())
 
     @property
-    def now(self) -> float:
-        return self.device.now
+    def waiting(self) -> int:
+        """How many units of prompts have to be computed before the first tokens of the submitted requests."""
+        waits = (running for running in self.requests.values() if running.first_token is None)
+        return sum(
+            running.request.prompt_len - (running.output.hit.cached_tokens if running.output else 0)
+            for running in waits
+        )
+
+    @property
+    def computed(self) -> int:
+        """How many units of prompts were computed so far."""
+        return self.device.computed
+
+    @property
+    def counters(self) -> Counter[str]:
+        """Counters of the cache and the scheduler."""
+        return self.cache.counters + self.scheduler.counters
 
     def submit(self, running: Running) -> None:
         self.requests[running.request.id] = running
@@ -160,18 +175,14 @@ class VirtualRing:
         self._ledger.close()
 
     def run(self) -> None:
-        """Run until no timer is left."""
-        while self._timers:
-            self.device.now = max(self.device.now, self._timers[0][0])
-            while self._timers and self._timers[0][0] <= self.device.now:
-                heappop(self._timers)[2]()
-            self._carry()
+        """Run until no call is scheduled."""
+        self.clock.run(self.carry)
 
     def _send(self, sender: str, to: Address, message: Message) -> None:
         depart(message, sender, to, self._ledger)
         self._mail[to].append(message)
 
-    def _carry(self) -> None:
+    def carry(self) -> None:
         """Deliver messages until all mailboxes are empty."""
         answers = self._mail["api"]
         moved = True
@@ -201,10 +212,12 @@ class VirtualRing:
 
     def _output(self, output: Output) -> None:
         running = self.requests[output.request]
+        running.output = output
         if output.tokens and running.first_token is None:
-            running.first_token = self.now
+            running.first_token = self.clock.now
+            if running.begun is not None:
+                running.begun(running)
         if output.finish_reason is not None:
-            running.output = output
             del self.requests[output.request]
             if running.ended is not None:
                 running.ended(running)

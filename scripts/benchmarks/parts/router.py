@@ -36,7 +36,7 @@ def measure(count: int, states: int, turns: int) -> list[str]:
     engines, chains = Engines(index), Chains()
     for engine in range(count):
         index.add(engine, (chance.getrandbits(64) for _ in range(states)))
-        engines.report(engine, chance.random(), 1e-4 * (1 + chance.random()), 0.02, chance.randrange(16))
+        engines.report(engine, chance.random(), 1e-4 * (1 + chance.random()), 0.02, chance.randrange(16), 16)
     size = resident_bytes() - before
     messages = [{"role": "user" if turn % 2 == 0 else "assistant", "content": "word " * 80} for turn in range(turns)]
     body = json.dumps({"model": "baton", "messages": messages, "stream": True}).encode()
@@ -56,7 +56,7 @@ def measure(count: int, states: int, turns: int) -> list[str]:
         fresh = [chance.getrandbits(64) for _ in range(10)]
         index.add(0, fresh)
         index.remove(0, fresh)
-        engines.report(0, 0.0, 1e-4, 0.02, 3)
+        engines.report(0, 0.0, 1e-4, 0.02, 3, 16)
 
     reading = microseconds(lambda: read_asking(CHAT, body, b""))
     return [

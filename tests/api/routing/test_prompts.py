@@ -7,6 +7,7 @@ import pytest
 
 from baton.api.events.frames import name_of
 from baton.api.routing.asking import Asking, read_asking
+from baton.api.routing.choice import Demand
 from baton.api.routing.prompts import Chains
 
 OWNER = b"owner"
@@ -42,6 +43,15 @@ def test_what_changes_the_beginning_of_a_prompt_changes_its_chain(change: dict[s
 def test_other_prompts_are_one_part(field: str) -> None:
     asking = read("/generate", **{field: [1, 2] if field == "input_ids" else "abc"})
     assert len(asking.chain.digests) == 1
+
+
+def test_long_texts_have_their_beginnings_in_common() -> None:
+    context = "word " * 2000
+    first, second = (read("/v1/completions", prompt=context + end).chain for end in ("a" * 10, "b" * 10))
+    same = [one == other for one, other in zip(first.digests, second.digests, strict=True)]
+    assert same == [True] * 4 + [False] and first.sizes == second.sizes == [2048, 4096, 6144, 8192, 10012]
+    message = read(messages=[SYSTEM, user(context + "c")]).chain, read(messages=[SYSTEM, user(context + "d")]).chain
+    assert sum(one == other for one, other in zip(message[0].digests, message[1].digests, strict=True)) == 5
 
 
 @pytest.mark.parametrize(
@@ -96,6 +106,20 @@ def test_a_state_within_a_prompt_belongs_to_what_prompts_have_in_common() -> Non
     assert chains.demand(read(messages=[SYSTEM, user("c" * 100)]).chain).places == [(25, 7)]
     chains.learn(read(messages=[SYSTEM, user("b" * 100)]).chain, 40, [(39, 8), (40, 2)])  # the same prompt again
     assert chains.demand(read(messages=[SYSTEM, user("c" * 100)]).chain).places == [(25, 7)]
+
+
+def test_a_prompt_goes_on_where_it_was_sent_last() -> None:
+    chains, first = Chains(), read(messages=[SYSTEM, user("a" * 100)]).chain
+    later = read(messages=[SYSTEM, user("a" * 100), user("b" * 100)]).chain
+    other = read(messages=[SYSTEM, user("c" * 100)]).chain
+    chains.sent(first, 3)
+    assert chains.demand(first) == Demand(chains.demand(first).tokens, [], home=3, coming=chains.demand(first).tokens)
+    assert 0 < chains.demand(later).coming == chains.demand(first).tokens < chains.demand(later).tokens
+    assert (chains.demand(other).home, chains.demand(other).coming) == (None, 0)
+    chains.learn(first, 40, [(40, 1)])  # from now on events say where it lies
+    assert (chains.demand(later).home, chains.demand(later).coming) == (3, 0)
+    chains.sent(later, 2)
+    assert chains.demand(later).home == 2 and chains.demand(first).home == 3
 
 
 def test_the_least_recently_used_chains_are_forgotten() -> None:
