@@ -10,19 +10,13 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
-from baton.actors.tokens import pack
 from baton.api.config import Config
-from baton.api.events.feed import encoded
-from baton.api.events.frames import Load, Snapshot
-from baton.api.parsing import RESUME
-from baton.api.resuming import RESUMABLE, Begun, SentPart, TokensSent, comment
 from baton.api.routing.app import make_router
 from baton.api.routing.router import ROUTER
 from tests.api.fake_ring import WatchedServer
 from tests.api.hash_traffic import make_checkpoint
+from tests.api.routing.fake_engine import FakeEngine
 from tests.api.routing.test_router import ROUTE, TEMPLATE, until
 from tests.api.server_process import SERVE, ServerProcess
 
@@ -86,43 +80,6 @@ async def read(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]
         lines = (await answer.read()).decode().split("\n")
     data = (line.removeprefix("data: ") for line in lines if line.startswith("data: "))
     return [json.loads(each) for each in data if each != "[DONE]"]
-
-
-class FakeEngine:
-    """An engine that begins a stream and then drops the connection, or that refuses to continue one."""
-
-    def __init__(self, boot: str) -> None:
-        self.asked = 0
-        self._snapshot = Snapshot(
-            sequence=0, boot=boot, name=boot, model="m", role="both", phase="ready", load=Load(), states=[], names=[]
-        )
-        app = web.Application()
-        app.add_routes([web.get("/v1/events", self._events), web.post("/{path:.*}", self._answer)])
-        self.server = TestServer(app)
-
-    @property
-    def url(self) -> str:
-        return str(self.server.make_url("/"))
-
-    async def _events(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await response.write(encoded(self._snapshot))
-        await asyncio.sleep(PATIENCE_S)
-        return response
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked += 1
-        if RESUME in await request.json():
-            return web.json_response({"error": {"message": "no"}}, status=400)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", RESUMABLE: "1"})
-        await response.prepare(request)
-        opening = b'data: {"n": 1}\n\n' + comment(Begun(ids=["a"], seeds=[1], limits=[9]))
-        await response.write(opening + b'data: {"n": 2}\n\n' + comment(TokensSent(parts=[SentPart(0, pack([5]), 1)])))
-        await asyncio.sleep(0.05)
-        assert request.transport is not None
-        request.transport.abort()
-        return response
 
 
 @pytest.mark.parametrize("path", STREAMS)
