@@ -30,6 +30,7 @@ class Begun(Struct, frozen=True, kw_only=True, tag_field="event", tag="begun"):
 
     ids: list[str]  # of the ring's requests, one for each sequence
     seeds: list[int]
+    limits: list[int]  # tokens that each sequence may have, as far as the engine's context reaches
 
 
 class SentPart(Struct, frozen=True, array_like=True):
@@ -51,13 +52,17 @@ class Resumption(Struct, frozen=True, kw_only=True):
     """The beginning of a stream that its client already has."""
 
     seeds: list[int]
+    limits: list[int]
     parts: list[SentPart]  # for each sequence, in order, all tokens so far
 
 
 def begun(generation: Generation) -> bytes:
     """Return the comment after the opening of a stream."""
     requests = [member.request for member in generation.members]
-    return comment(Begun(ids=[each.id for each in requests], seeds=[each.sampling.seed for each in requests]))
+    limits = [each.stops.max_tokens for each in requests]
+    return comment(
+        Begun(ids=[each.id for each in requests], seeds=[each.sampling.seed for each in requests], limits=limits)
+    )
 
 
 def passed(generation: Generation, batch: Sequence[tuple[int, Output]]) -> bytes:
@@ -93,20 +98,28 @@ def read_resumption(request: web.Request) -> Resumption | None:
 def resumed(
     model: ServedModel, requests: Sequence[Request], resumption: Resumption
 ) -> tuple[list[Request], list[Earlier]]:
-    """Return the requests with the seeds of the first engine, and the output that the client has.
+    """Return the requests with the seeds and limits of the first engine, and the output that the client has.
 
-    Raises ApiError 400 if they do not fit together.
+    Raises ApiError 400 if they do not fit together, or if this engine's context is too short for the limits: the
+    stream would end earlier here.
     """
-    parts, seeds = resumption.parts, resumption.seeds
-    if not len(parts) == len(seeds) == len(requests) or [part.index for part in parts] != [*range(len(parts))]:
+    parts, seeds, limits = resumption.parts, resumption.seeds, resumption.limits
+    if not len(parts) == len(seeds) == len(limits) == len(requests) or [part.index for part in parts] != [
+        *range(len(parts))
+    ]:
         raise errors.bad_request(f"{RESUME}: expected {len(requests)} sequences", RESUME, "invalid_value")
     found = list[Earlier]()
-    for request, part in zip(requests, parts, strict=True):
+    for request, part, limit in zip(requests, parts, limits, strict=True):
+        if request.stops.max_tokens < limit:
+            raise errors.bad_request(f"{RESUME}: the context is too short", RESUME, "context_length_exceeded")
         ids = unpack(part.tokens) if len(part.tokens) % WIDTH == 0 else [-1]
-        if not all(0 <= id < model.vocab_size for id in ids) or len(ids) >= request.stops.max_tokens:
+        if not all(0 <= id < model.vocab_size for id in ids) or len(ids) >= limit:
             raise errors.bad_request(f"{RESUME}: the tokens cannot be an output", RESUME, "invalid_value")
         tail = unpack(request.tokens)[-PROMPT_TAIL:]
         text = model.text.detokenizer(tail, request.skip_special_tokens).push(ids)
         found.append(Earlier(part.tokens, text[: part.shown]))
-    sampled = [replace(r, sampling=replace(r.sampling, seed=seed)) for r, seed in zip(requests, seeds, strict=True)]
-    return sampled, found
+    begun = [
+        replace(each, sampling=replace(each.sampling, seed=seed), stops=replace(each.stops, max_tokens=limit))
+        for each, seed, limit in zip(requests, seeds, limits, strict=True)
+    ]
+    return begun, found

@@ -24,6 +24,7 @@ class KeptProcess:
         self._stopping = self._restarting = False
         self._ended = asyncio.Event()  # is set, and replaced, whenever the process ends
         self._stopped = asyncio.Event()
+        self.starts = 0  # all of them
         self.restarts = 0  # of its own accord
         self.exit_code: int | None = None  # the latest one
 
@@ -49,6 +50,7 @@ class KeptProcess:
             started = clock()
             try:
                 self._process = self._latest = await self._start()
+                self.starts += 1
                 log.info("started", url=self._process.url)
                 self.exit_code = await self._process.wait()
             except LaunchError as error:

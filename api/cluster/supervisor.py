@@ -24,20 +24,28 @@ class Supervisor:
     """The processes of a cluster. Engines join and leave the router as they start and end."""
 
     def __init__(
-        self, cluster: ClusterFile, launcher: Launcher, local: Launcher, peers: Mapping[str, str], key: str
+        self,
+        cluster: ClusterFile,
+        launcher: Launcher,
+        local: Launcher,
+        peers: Mapping[str, str],
+        key: str,
+        hung_after: float = HUNG_S,
     ) -> None:
         """launcher: of the engines. local: of the router, which runs on this machine.
 
         peers: the engines' addresses for each other, by name
         key: API key for the router's administration; empty without keys
+        hung_after: seconds after which an engine is killed that runs, but that the router has lost
         """
-        self._cluster, self._launcher, self._peers = cluster, launcher, peers
+        self._cluster, self._launcher, self._peers, self._hung_after = cluster, launcher, peers, hung_after
         self._client = RouterClient(key)
         self._scaler = Scaler(cluster.scaling)
         self._tasks = asyncio.TaskGroup()
         self._router = KeptProcess(ROUTER, self._router_spec, local)
         self._groups: dict[str, list[KeptProcess]] = {name: [] for name in cluster.engines}
         self._seen: dict[str, SeenEngine] = {}  # the router's engines, by URL
+        self._heard: dict[str, int] = {}  # the latest start of each engine that the router has heard of, by name
         self._lost_since: dict[str, float] = {}  # by name
         self._stop = asyncio.Event()
         self._restart = asyncio.Lock()  # two restarts at once would take two engines away
@@ -129,13 +137,15 @@ class Supervisor:
             await self._scale(group)
 
     async def _kill_hung(self, engines: list[KeptProcess]) -> None:
-        """Kill engines that were ready once, run, and have not been heard of for long."""
+        """Kill engines that run, were heard of since they started, and have not been heard of for long."""
         now = asyncio.get_running_loop().time()
         for member in engines:
             known = self._seen.get(member.url or "")
-            if known is None or known.phase != "lost" or not known.name:
+            if known is not None and known.phase != "lost":
+                self._heard[member.name] = member.starts
+            if known is None or known.phase != "lost" or self._heard.get(member.name) != member.starts:
                 self._lost_since.pop(member.name, None)
-            elif now - self._lost_since.setdefault(member.name, now) > HUNG_S:
+            elif now - self._lost_since.setdefault(member.name, now) > self._hung_after:
                 structlog.get_logger().error("an engine hangs", process=member.name)
                 del self._lost_since[member.name]
                 await member.kill()

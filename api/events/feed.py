@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
@@ -18,6 +18,7 @@ BEAT_S = 0.5  # a router hears from the engine at least this often
 MOST_UNREAD = 256  # events; a router that has not read so many is disconnected, and connects again
 
 Frame = bytes | None  # None: the connection ends
+CutOff = Callable[[], None]
 
 
 class Keeper(Protocol):
@@ -39,23 +40,26 @@ class Feed:
         self._server, self._stores = server, stores
         self._boot = secrets.token_hex(8)
         self._sequence = 0
-        self._readers: set[asyncio.Queue[Frame]] = set()
+        self._readers: dict[asyncio.Queue[Frame], CutOff] = {}
         self._watch: StateWatch | None = None
         self._looking: asyncio.Task[None] | None = None
         self._phase = server.phase  # as it was last sent
 
     @contextmanager
-    def connected(self) -> Iterator[AsyncIterator[bytes]]:
-        """Connect a router: yield its events, a snapshot first."""
+    def connected(self, cut_off: CutOff) -> Iterator[AsyncIterator[bytes]]:
+        """Connect a router: yield its events, a snapshot first.
+
+        cut_off: ends the connection of a router that has not read MOST_UNREAD events
+        """
         queue: asyncio.Queue[Frame] = asyncio.Queue(MOST_UNREAD)
         if not self._readers:
             self._begin()
         queue.put_nowait(encoded(self._snapshot()))
-        self._readers.add(queue)
+        self._readers[queue] = cut_off
         try:
             yield read(queue)
         finally:
-            self._readers.discard(queue)
+            del self._readers[queue]
             if not self._readers:
                 self._end()
 
@@ -147,7 +151,7 @@ class Feed:
         )
 
     def _send(self, frame: Frame) -> None:
-        for queue in self._readers:
+        for queue, cut_off in self._readers.items():
             try:
                 queue.put_nowait(frame)
             except asyncio.QueueFull:
@@ -155,6 +159,7 @@ class Feed:
                     while True:
                         queue.get_nowait()
                 queue.put_nowait(None)
+                cut_off()  # a write that waits for the router would not end otherwise
 
 
 async def read(queue: asyncio.Queue[Frame]) -> AsyncIterator[bytes]:

@@ -13,7 +13,12 @@ FEED = web.AppKey("feed", Feed)
 async def events(request: web.Request) -> web.StreamResponse:
     """Send a snapshot, then changes, as server-sent events until the client leaves. Works in every phase."""
     response = web.StreamResponse(headers=HEADERS)
-    with request.app[FEED].connected() as frames:
+
+    def cut_off() -> None:
+        if request.transport is not None:
+            request.transport.abort()
+
+    with request.app[FEED].connected(cut_off) as frames:
         await response.prepare(request)
         async for frame in frames:
             await response.write(frame)

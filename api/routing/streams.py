@@ -41,7 +41,7 @@ class StreamCopy:
             return None
         tokens = zip(self._tokens, self._shown, strict=True)
         parts = [SentPart(index, bytes(each), shown, False) for index, (each, shown) in enumerate(tokens)]
-        return Resumption(seeds=self._begun.seeds, parts=parts)
+        return Resumption(seeds=self._begun.seeds, limits=self._begun.limits, parts=parts)
 
     @property
     def can_go_on(self) -> bool:

@@ -1,4 +1,4 @@
-"""Clients of other projects against a real server: each calls a tool and gets its answer, streamed and not.
+"""Clients of other projects against a real server, and a router with two: each calls a tool and gets its answer.
 
 The clients run in a virtual environment of their own, made by scripts/clients.
 """
@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.api.routing.test_router import ROUTE, until
 from tests.api.scripted import make_checkpoint
 from tests.api.server_process import ROOT, ServerProcess
 
@@ -41,11 +43,18 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=["server", "router"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = make_checkpoint(tmp_path_factory.mktemp("scripted"), REPLIES)
-    with ServerProcess(["tests.api.scripted_server", str(folder), "served_model_name=scripted"]) as running:
-        yield running
+    command = ["tests.api.scripted_server", str(folder), "served_model_name=scripted"]
+    with ExitStack() as stack:
+        engines = [stack.enter_context(ServerProcess(command)) for _ in range(1 if request.param == "server" else 2)]
+        if request.param == "server":
+            yield engines[0]
+            return
+        router = stack.enter_context(ServerProcess([*ROUTE, *(f"--engine={engine.url}" for engine in engines)]))
+        until(lambda: all(engine["phase"] == "ready" for engine in router.get("/debug/engines")))
+        yield router
 
 
 @pytest.mark.parametrize("name", TOLD)

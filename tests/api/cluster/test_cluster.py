@@ -55,10 +55,15 @@ class ClusterProcess(ServerProcess):
 
     def child(self, name: str) -> int:
         """Return the process id of an engine or of the router."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-        mark = b"route" if name == "router" else b"--engine-name\0" + name.encode()
-        return next(child for child, command in commands.items() if mark in command)
+        return child_of(self.process.pid, name)
+
+
+def child_of(supervisor: int, name: str) -> int:
+    """Return the process id of an engine or of the router of a supervisor, which is a process too."""
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+    mark = b"route" if name == "router" else b"--engine-name\0" + name.encode()
+    return next(child for child, command in commands.items() if mark in command)
 
 
 @pytest.fixture(scope="module")

@@ -36,9 +36,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def engines(checkpoint: Path) -> Iterator[list[ServerProcess]]:
     options = [*SERVE, str(checkpoint), "--drain-timeout", "0.2"]
-    one, other = ([*options, "--engine-name", name] for name in ("one", "other"))
-    with ServerProcess(one) as first, ServerProcess(other) as second:
-        yield [first, second]
+    with ExitStack() as stack:
+        starting = [ServerProcess([*options, "--engine-name", name]) for name in ("one", "other")]  # at the same time
+        yield [stack.enter_context(each) for each in starting]
 
 
 @pytest.fixture
@@ -68,6 +68,21 @@ def text_of(events: list[dict[str, Any]]) -> str:
     return "".join(delta.get("content") or "" for delta in deltas)
 
 
+async def read_messages(url: str, number: int) -> tuple[str, list[str]]:
+    """Return the text of a stream of Messages, and the kinds of its other events. Every token must be counted once."""
+    body = {"model": "default", "messages": [{"role": "user", "content": f"{number}," * 9}], "max_tokens": TOKENS}
+    body |= {"temperature": 0, "stream": True}
+    async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/messages", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        lines = (await answer.read()).decode().splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert events[-2]["usage"]["output_tokens"] == TOKENS, events[-2:]
+    kinds = [event["type"] for event in events if event["type"] not in ("ping", "content_block_delta")]
+    assert (kinds[0], kinds[-1]) == ("message_start", "message_stop") and len(set(kinds)) == len(kinds)
+    deltas = (event["delta"] for event in events if event["type"] == "content_block_delta")
+    return "".join(delta["text"] for delta in deltas), kinds
+
+
 def chat(number: int, **fields: Any) -> dict[str, Any]:
     return CHAT | {"messages": [{"role": "user", "content": f"{number}," * 9}], "seed": number} | fields
 
@@ -79,12 +94,14 @@ async def test_another_engine_continues_the_streams(
     bodies = [chat(number, temperature=number % 2) for number in range(STREAMS)]
     url = engines[1].url
     streams = [asyncio.ensure_future(read(router.url, CHATS, body)) for body in bodies]
+    messages = [asyncio.ensure_future(read_messages(router.url, number)) for number in range(STREAMS // 2)]
     await asyncio.sleep(random.uniform(0.2, 0.6))
     victim = engines[0]
     victim.process.send_signal(how)
     try:
         async with asyncio.timeout(20):
             found = [text_of(events) for events in await asyncio.gather(*streams)]
+            found_messages = await asyncio.gather(*messages)
     finally:
         victim.process.send_signal(signal.SIGCONT)
         if how is signal.SIGKILL:
@@ -94,6 +111,9 @@ async def test_another_engine_continues_the_streams(
     expected = await asyncio.gather(*(read(url, CHATS, body) for body in bodies))
     assert found == [text_of(events) for events in expected]
     assert all(len(text) == TOKENS for text in found)
+    lengths = {len(text) for text, _ in found_messages}
+    assert found_messages == await asyncio.gather(*(read_messages(url, number) for number in range(STREAMS // 2)))
+    assert lengths == {TOKENS}
 
 
 async def test_what_the_client_left_to_chance_is_continued_too(
