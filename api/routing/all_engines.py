@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -18,8 +19,12 @@ from baton.api.routing.forwarding import HOP_BY_HOP, answered, passed_on
 TIMEOUT_S = 10.0
 
 
+PREFIX, TOTAL_PREFIX = "baton:", "baton:all_engines_"
+NOT_ADDED = ("baton:state_chance",)  # gauges whose sum means nothing
+
+
 class EngineMetrics:
-    """A collector of the metrics that engines have sent, each with the engine's name as a label."""
+    """A collector of the metrics that engines have sent, each with the engine's name as a label, and of their sums."""
 
     def __init__(self) -> None:
         self._families: dict[str, Metric] = {}
@@ -32,6 +37,23 @@ class EngineMetrics:
 
     def collect(self) -> Iterator[Metric]:
         yield from self._families.values()
+        for family in self._families.values():
+            is_time = family.name.endswith("_created")
+            if family.name.startswith(PREFIX) and family.name not in NOT_ADDED and not is_time:
+                yield total(family)
+
+
+def total(family: Metric) -> Metric:
+    """Return the sums of a family over the engines, under another name, so that queries do not add them once more."""
+    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for sample in family.samples:
+        labels = tuple(item for item in sample.labels.items() if item[0] != "engine")
+        name = sample.name.replace(PREFIX, TOTAL_PREFIX, 1)
+        sums[name, labels] = sums.get((name, labels), 0.0) + sample.value
+    metric = Metric(family.name.replace(PREFIX, TOTAL_PREFIX, 1), f"All engines: {family.documentation}", family.type)
+    for (name, labels), value in sums.items():
+        metric.add_sample(name, dict(labels), value)
+    return metric
 
 
 class AllEngines:
@@ -54,12 +76,21 @@ class AllEngines:
 
     async def sessions(self, request: web.Request) -> web.Response:
         """List the client's sessions on all engines."""
-        headers = passed_on(request.headers, HOP_BY_HOP)
-        texts = await self._texts("/v1/sessions", self._views(), headers)
+        answers = await self._answers(request)
+        return answer_json({"object": "list", "data": [item for _, answer in answers for item in answer["data"]]})
+
+    async def listed(self, request: web.Request) -> web.Response:
+        """Join the lists that the engines answer with. Each object gets the name of its engine, as `engine_name`."""
+        answers = await self._answers(request)
+        return answer_json([{"engine_name": view.name, **item} for view, answer in answers for item in answer])
+
+    async def _answers(self, request: web.Request) -> list[tuple[EngineView, Any]]:
+        """Return what the engines answer to a client's GET. Raises ApiError 503 if none answers."""
+        headers, views = passed_on(request.headers, HOP_BY_HOP), self._views()
+        texts = await self._texts(request.path_qs, views, headers)
         if all(text is None for text in texts):
             raise errors.unavailable("no engine is ready", "no_engine")
-        data = [item for text in texts if text is not None for item in msgspec.json.decode(text)["data"]]
-        return answer_json({"object": "list", "data": data})
+        return [(view, msgspec.json.decode(text)) for view, text in zip(views, texts, strict=True) if text is not None]
 
     async def ask_all(self, request: web.Request) -> web.Response:
         """Send a request to every engine. Answer with the first answer that is an error, or else with the last one."""

@@ -26,7 +26,7 @@ from baton.api.security import Guard, cors_headers, owner_of
 from baton.api.version import VERSION
 
 GUARD = web.AppKey("router_guard", Guard)
-QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/engines"})
+QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/engines", "/debug/peers", "/debug/slots"})
 TRACE_ID = "x-trace-id"  # the engine's header
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 routes = web.RouteTableDef()
@@ -138,6 +138,12 @@ async def metrics(request: web.Request) -> web.Response:
 @routes.get("/v1/sessions")
 async def list_sessions(request: web.Request) -> web.StreamResponse:
     return await request.app[ROUTER].all_engines.sessions(request)
+
+
+@routes.get("/debug/slots")
+@routes.get("/debug/peers")
+async def list_of_all(request: web.Request) -> web.StreamResponse:
+    return await request.app[ROUTER].all_engines.listed(request)
 
 
 @routes.route("*", "/flush_cache")

@@ -79,3 +79,17 @@ def test_the_slots_are_not_polled_while_hidden(tab: Tab) -> None:
     tab.page.get_by_role("button", name="State slots").click()
     tab.page.wait_for_timeout(1500)
     assert len([url for url in tab.requests[count:] if "/debug/slots" in url]) >= 2
+
+
+def test_a_router_shows_the_slots_of_all_engines(server: ServerProcess, new_tab: Callable[..., Tab]) -> None:
+    with ServerProcess([*SERVE, "--engine-name", "second"]) as second:
+        urls = [part for engine in (server, second) for part in ("--engine", engine.url)]
+        with ServerProcess(["baton.api.cli", "route", "--port", "0", "--log-format", "json", *urls]) as router:
+            tab = new_tab(router).open()
+            tab.talk("My name is Clara.")
+            expect(tab.page.locator("#slots h3")).to_have_count(2)
+            both = sum(len(engine.get("/debug/slots")) for engine in (server, second))
+            expect(tab.page.locator(".slot")).to_have_count(both)
+            expect(tab.page.locator(".slot[data-place=cached].mine").first).to_be_visible()
+            tab.page.locator(".slot").last.hover()
+            expect(tab.page.locator("#about")).to_contain_text("of second")

@@ -29,11 +29,22 @@ function showSlots(entries) {
   const shown = entries.slice(0, MAX_SLOTS);
   const used = entries.filter((entry) => entry.place !== "free").length;
   $("usage").textContent = `${number(used)} of ${number(entries.length)} hold a state${shown.length < entries.length ? `; the first ${number(MAX_SLOTS)} are shown` : ""}.`;
-  while ($("slots").children.length > shown.length) $("slots").lastChild.remove();
-  while ($("slots").children.length < shown.length) $("slots").append(make("button", { class: "slot", tabindex: $("slots").children.length ? "-1" : "0" }));
-  shown.forEach((entry, index) => showSlot($("slots").children[index], entry));
+  layOutSlots(shown.map((entry) => entry.engine_name ?? ""));
+  const cells = slotCells();
+  shown.forEach((entry, index) => showSlot(cells[index], entry));
   showLegend(entries);
   describeSlot();
+}
+
+const slotCells = () => [...$("slots").querySelectorAll(".slot")];
+
+// Make a cell for each slot. Through a router, the slots of an engine have its name above them.
+function layOutSlots(engines) {
+  const layout = engines.join();
+  if ($("slots").dataset.layout === layout && $("slots").children.length) return;
+  $("slots").dataset.layout = layout;
+  const cells = engines.map((_, index) => make("button", { class: "slot", tabindex: index ? "-1" : "0" }));
+  $("slots").replaceChildren(...cells.flatMap((cell, index) => engines[index] && engines[index] !== engines[index - 1] ? [make("h3", {}, engines[index]), cell] : [cell]));
 }
 
 // A slot of a running turn has its request; a slot of a cached state has the session whose history that belongs to.
@@ -51,7 +62,7 @@ function showSlot(cell, entry) {
 function describeEntry(entry) {
   const [name] = PLACES[entry.place] ?? [entry.place];
   const holder = entry.place === "owned" ? ` by ${entry.holder}` : entry.place === "cached" ? ` as ${entry.holder}` : "";
-  const lines = [`Slot ${entry.slot}: ${name.toLowerCase()}${holder}`];
+  const lines = [`Slot ${entry.slot}${entry.engine_name ? ` of ${entry.engine_name}` : ""}: ${name.toLowerCase()}${holder}`];
   if (typeof entry.position === "number") lines.push(`the state after ${count(entry.position, "token")}`);
   if (entry.loans) lines.push(`lent ${count(entry.loans, "time")}`);
   if (typeof entry.seconds === "number") lines.push(`for ${entry.seconds < 120 ? Math.round(entry.seconds) + " s" : Math.round(entry.seconds / 60) + " min"}`);
@@ -87,13 +98,13 @@ function showPeers(links) {
   const rows = links.map((link) => {
     const [asked, lent] = [link.imports.length, link.loans.length];
     const what = `peer (${link.role}): ${asked} asked for, ${lent} for it`;
-    return make("li", {}, make("i", { class: "sample", "data-place": "peer", "aria-hidden": "true" }, "⇄"), make("span", {}, link.engine, make("small", {}, what)), make("b", {}, number(asked + lent)));
+    return make("li", {}, make("i", { class: "sample", "data-place": "peer", "aria-hidden": "true" }, "⇄"), make("span", {}, link.engine_name ? `${link.engine_name}, ${link.engine}` : link.engine, make("small", {}, what)), make("b", {}, number(asked + lent)));
   });
   $("peers").replaceChildren(...rows);
 }
 
 function moveAmongSlots(event) {
-  const cells = [...$("slots").children];
+  const cells = slotCells();
   const here = cells.indexOf(document.activeElement);
   const columns = getComputedStyle($("slots")).gridTemplateColumns.split(" ").length;
   const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, Home: -here, End: cells.length - 1 - here }[event.key];

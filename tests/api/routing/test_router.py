@@ -10,6 +10,7 @@ from urllib.request import Request, urlopen
 
 import aiohttp
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from baton.models.hash_definition import expected_output
 from tests.api.hash_traffic import VOCAB, make_checkpoint
@@ -172,6 +173,32 @@ def test_metrics_name_the_engine(router: ServerProcess, engines: list[ServerProc
     names = {engine["name"] for engine in router.get("/debug/engines")}
     assert len(names) == 2 and all(any(f'engine="{name}"' in line for line in lines) for name in names)
     assert len([line for line in lines if line.startswith("# TYPE baton:num_requests_running ")]) <= 1
+
+
+def test_metrics_have_the_sums_over_all_engines(router: ServerProcess) -> None:
+    generate(router, [1, 2, 3])
+    with urlopen(f"{router.url}/metrics") as answer:
+        families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+    for name in ("generation_tokens", "slots", "time_to_first_token_seconds"):
+        summed, each = (
+            sum(sample.value for sample in families[f"baton:{prefix}{name}"].samples if "_created" not in sample.name)
+            for prefix in ("all_engines_", "")
+        )
+        assert summed == pytest.approx(each) and summed > 0
+        assert all("engine" not in sample.labels for sample in families[f"baton:all_engines_{name}"].samples)
+    assert "baton:all_engines_state_chance" not in families and "baton:state_chance" in families
+
+
+def test_the_slots_of_all_engines_are_listed(router: ServerProcess, engines: list[ServerProcess]) -> None:
+    _, session = router.post("/v1/sessions", {})
+    status, answer = router.post(f"/v1/sessions/{session['id']}/turns", {"text": "abc", "max_tokens": 4})
+    assert status == 200, answer
+    slots = router.get(f"/debug/slots?session={session['id']}")
+    one, other = (len(engine.get("/debug/slots")) for engine in engines)
+    assert [slot["engine_name"] for slot in slots] == ["one"] * one + ["other"] * other
+    marked = {slot["engine_name"] for slot in slots if slot.get("session") == session["id"]}
+    assert len(marked) == 1
+    assert router.get("/debug/peers") == []
 
 
 def test_engines_are_lost_and_join(checkpoint: Path, engines: list[ServerProcess]) -> None:
