@@ -118,11 +118,11 @@ class Engines:
 
     def _cached(self, demand: Demand) -> NDArray[np.float64]:
         """Return how many tokens of a prompt each engine has, or will have when it comes to the request."""
-        cached = np.zeros(len(self._engines))
+        cached, numbers = np.zeros(len(self._engines)), self._numbers
         for position, digest in reversed(demand.places):
-            for engine in self._index.engines(digest):
-                if engine in self._numbers:
-                    cached[self._numbers[engine]] = position
+            holders = [numbers[engine] for engine in self._index.engines(digest) if engine in numbers]
+            if holders:
+                cached[holders] = position
         if demand.coming and demand.home in self._numbers:
             at = self._numbers[demand.home]
             cached[at] = max(cached[at], demand.coming)

@@ -1,4 +1,4 @@
-"""`scripts/replay engines`: several engines with a router, beside one engine with all their slots."""
+"""`scripts/replay engines`: several engines with a router, compared with one engine that has all their slots."""
 
 import argparse
 import statistics

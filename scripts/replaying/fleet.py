@@ -76,7 +76,7 @@ class VirtualFleet:
 
 
 def make_fleet(count: int, slots: int, make_choice: Callable[[Sequence[VirtualRing]], Choice]) -> VirtualFleet:
-    """Make a fleet of engines with so many slots each."""
+    """Make a fleet. slots: of each engine."""
     clock = Clock()
     rings = [make_ring(POLICIES["worth"], slots, Costs(), clock=clock) for _ in range(count)]
     return VirtualFleet(rings, clock, make_choice(rings))

@@ -173,7 +173,7 @@ class World:
         self._clock.at(ended, lambda: self._end(session, chain, engine, cached))
 
     def _end(self, session: Session, chain: Chain, engine: PretendedEngine, cached: int) -> None:
-        """Keep the states of a request, and tell the router; schedule the next turn."""
+        """Keep the states of a request, let the router learn of them, and schedule the next turn."""
         engine.rows -= 1
         length, prompt = session.ends[-1], session.digests[-1]
         self._extend(session, ANSWER)

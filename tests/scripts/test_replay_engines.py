@@ -1,4 +1,4 @@
-"""Several engines with a router in virtual time: reuse beside one engine with all slots, and balance."""
+"""Several engines with a router in virtual time: reuse compared with one engine that has all slots, and balance."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""An engine through a router beside the engine alone, and several engines beside one with all their slots.
+"""An engine with and without a router; several engines compared with one that has all their slots.
 
 Prints the router's processor time for each streamed chunk and each request, the time to the first token through the
 router divided by that without it, and how much of the prompts of agents was reused.
