@@ -40,7 +40,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, workbench: Workbench) -> None:
     print(cpu_name())
     rounds, threads = options.rounds or 5, options.threads or workbench.threads
-    folder = with_chat(workbench.checkpoint, workbench.config["vocab_size"])
+    vocabulary = workbench.config["vocab_size"]
+    folder = with_chat(workbench.checkpoint, vocabulary) if options.model != "bundled" else workbench.checkpoint
     with ExitStack() as stack:
 
         def start(name: str, slots: int) -> Served:
