@@ -80,6 +80,7 @@ class PretendedEngine:
         self.states[digest] = None
         self.states.move_to_end(digest)
         self.come.add(digest)
+        self.gone.discard(digest)
         if len(self.states) > self.slots:
             oldest, _ = self.states.popitem(last=False)
             self.gone.add(oldest)
@@ -190,7 +191,7 @@ class World:
 
     def _extend(self, session: Session, tokens: int) -> None:
         session.ends.append(session.ends[-1] + self._random.randint(1, 2 * tokens))
-        session.digests.append(hash((session.number, len(session.digests), "message")))
+        session.digests.append(hash((session.number, len(session.digests))))
 
     def _report(self, number: int) -> None:
         engine, now = self._engines[number], self._clock.now

@@ -1,18 +1,19 @@
 """An engine with and without a router; several engines compared with one that has all their slots.
 
-Prints the router's processor time for each streamed chunk and each request, the time to the first token through the
-router divided by that without it, and how much of the prompts of agents was reused.
+Prints the router's processor time for each streamed chunk and each request, and that of a process that only copies
+bytes; the time to the first token through each, divided by that without it; and how much of agents' prompts was reused.
 """
 
 import argparse
 import asyncio
 import json
 import random
+import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
@@ -23,6 +24,7 @@ from scripts.benchmarks.common.server import Served, ServerProcess
 from scripts.benchmarks.requests.agents import WORDS, with_chat
 
 SHORT = {"temperature": 0, "ignore_eos": True}
+ALONE = "the engine alone"
 VARIETY = 250  # the byte tokens that prompts are drawn from
 
 
@@ -30,7 +32,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=16, help="streams at once")
     parser.add_argument("--tokens", type=int, default=400, help="of each stream")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompts whose first token is timed")
-    parser.add_argument("--requests", type=int, default=100, help="complete requests of one token, one after another")
+    parser.add_argument("--firsts", type=int, default=5, help="first tokens in a round")
+    parser.add_argument("--requests", type=int, default=200, help="complete requests of one token")
+    parser.add_argument("--at-once", type=int, default=8, help="of these requests")
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--slots", type=int, default=16, help="of each of the engines")
     parser.add_argument("--agents", type=int, default=48, help="agents whose turns alternate")
@@ -45,12 +49,14 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
     with ExitStack() as stack:
 
         def start(name: str, slots: int) -> Served:
-            flags = ["--state-slots", str(slots), "--max-running", str(options.rows), "--log-level", "warning"]
+            rows = "--max-running", str(options.rows)
+            flags = ["--state-slots", str(slots), *rows, "--speculation", "off", "--log-level", "warning"]
             return stack.enter_context(Served(folder, threads, flags, workbench.log(name)))
 
         one = start("one", options.engines * options.slots)
-        with Router([one.url], workbench.log("router of one")) as router:
-            asyncio.run(compare_costs(one, router, options, rounds))
+        bare, router = BareRelay(one, workbench.log("bare relay")), Router([one.url], workbench.log("router of one"))
+        with bare, router:
+            asyncio.run(compare_costs(one, {"bare relay": bare, "router": router}, options, rounds))
         several = [start(f"engine {number}", options.slots) for number in range(options.engines)]
         with Router([each.url for each in several], workbench.log("router")) as router:
             shape = options.agents, options.turns
@@ -64,43 +70,80 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
     )
 
 
-class Router(ServerProcess):
+class Relay(ServerProcess):
+    """A process between clients and engines, in whose main thread everything happens."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        super().__init__([sys.executable, "-m", *command], 1, log, "/ready")
+
+    @property
+    def seconds(self) -> float:
+        """Processor seconds so far."""
+        return int(Path(f"/proc/{self.process}/schedstat").read_text().split()[0]) / 1e9
+
+
+class BareRelay(Relay):
+    """The least that a router can cost: a process that copies bytes."""
+
+    def __init__(self, engine: Served, log: Path) -> None:
+        super().__init__(["scripts.benchmarks.requests.bare_relay", "--to", engine.url.rpartition(":")[2]], log)
+
+
+class Router(Relay):
     """`baton route` in front of engines."""
 
     def __init__(self, urls: Sequence[str], log: Path) -> None:
         engines = [option for url in urls for option in ("--engine", url)]
-        command = [sys.executable, "-m", "baton.api.cli", "route", *engines, "--log-level", "warning"]
-        super().__init__(command, 1, log, "/ready")
-
-    @property
-    def seconds(self) -> float:
-        """Processor seconds of its main thread, in which everything happens."""
-        return int(Path(f"/proc/{self.process}/schedstat").read_text().split()[0]) / 1e9
+        super().__init__(["baton.api.cli", "route", *engines, "--log-level", "warning"], log)
 
 
-async def compare_costs(engine: Served, router: Router, options: argparse.Namespace, rounds: int) -> None:
-    """Print the router's processor time, and the first tokens with and without it. The first round warms up."""
-    chunks, requests, ratios = list[float](), list[float](), list[float]()
-    limit = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=limit) as http:
+@dataclass
+class Costs:
+    """The costs of a relay, in each round."""
+
+    chunk: list[float] = field(default_factory=list)  # processor microseconds
+    request: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)  # seconds to the first token
+
+
+async def compare_costs(engine: Served, relays: Mapping[str, Relay], options: argparse.Namespace, rounds: int) -> None:
+    """Print each relay's processor time, and the first tokens with and without it. The first round warms up."""
+    found = {name: Costs() for name in (ALONE, *relays)}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         for number in range(rounds + 1):
-            before = router.seconds
-            prompts = [draw(16) for _ in range(options.rows)]
-            counts = await asyncio.gather(*(stream(http, router.url, each, options.tokens) for each in prompts))
-            streamed = (router.seconds - before) / sum(count for count, _ in counts)
-            before = router.seconds
-            for _ in range(options.requests):
-                await complete(http, router.url, draw(16))
-            answered = (router.seconds - before) / options.requests
-            urls = (engine.url, router.url) if number % 2 else (router.url, engine.url)
-            first = {url: (await stream(http, url, draw(options.prompt), 1))[1] for url in urls}
-            if number:
-                chunks.append(1e6 * streamed)
-                requests.append(1e6 * answered)
-                ratios.append(first[router.url] / first[engine.url])
-    print(f"router, processor time of a streamed chunk ({options.rows} streams): {Spread.of(chunks)} µs")
-    print(f"router, processor time of a complete request: {Spread.of(requests)} µs")
-    print(f"first token of {options.prompt} tokens, through the router / without it: {Spread.of(ratios)}")
+            for name, relay in relays.items():
+                chunk, request = await measure(http, relay, options)
+                if number:
+                    found[name].chunk.append(chunk)
+                    found[name].request.append(request)
+            for _ in range(options.firsts):
+                for name, server in random.sample([(ALONE, engine), *relays.items()], 1 + len(relays)):
+                    seconds = (await stream(http, server.url, draw(options.prompt), 1))[1]
+                    if number:
+                        found[name].first.append(seconds)
+    for name in relays:
+        costs = found[name]
+        print(f"{name}: {Spread.of(costs.chunk)} µs a chunk of {options.rows} streams", end=", ")
+        print(f"{Spread.of(costs.request)} µs a request of {options.at_once} at once", end=", ")
+        ratio = statistics.median(costs.first) / statistics.median(found[ALONE].first)
+        print(f"first token of {options.prompt} tokens {ratio:.3f} of the engine's own")
+
+
+async def measure(http: aiohttp.ClientSession, relay: Relay, options: argparse.Namespace) -> tuple[float, float]:
+    """Return the processor microseconds of a streamed chunk, and of a complete request of one token."""
+    before = relay.seconds
+    prompts = [draw(16) for _ in range(options.rows)]
+    counts = await asyncio.gather(*(stream(http, relay.url, each, options.tokens) for each in prompts))
+    streamed = (relay.seconds - before) / sum(count for count, _ in counts)
+    before = relay.seconds
+
+    async def some() -> None:
+        for _ in range(options.requests // options.at_once):
+            await complete(http, relay.url, draw(16))
+
+    await asyncio.gather(*(some() for _ in range(options.at_once)))
+    answered = (relay.seconds - before) / (options.requests // options.at_once * options.at_once)
+    return 1e6 * streamed, 1e6 * answered
 
 
 def draw(tokens: int) -> list[int]:
