@@ -279,6 +279,10 @@ class Relay:
     def running_rows(self) -> int:
         return len(self.unit.scheduler.state.rows)
 
+    def ended_rows(self) -> int:
+        """Return how many requests have given back their row since the actors started."""
+        return self.unit.scheduler.state.ended
+
     def trace_of(self, grant: int) -> str:
         """Return the trace id of a request whose Acquire is not answered yet."""
         return self.unit.trace_of_queued(grant)

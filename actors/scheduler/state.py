@@ -112,6 +112,7 @@ class SchedulerState:
     proposed: list[ScheduledRow] = field(default_factory=list)  # the rows with a proposal
     steps: int = 0  # steps sent
     in_flight: int = 0  # steps sent and not settled
+    ended: int = 0  # rows given back
     drafting: bool = False  # the newest step has drafts or predictions and is not settled: the next one waits for it
     chance: float = 0.0  # how likely a predicted token is right if those before it are; 0: nothing was predicted yet
     last_step_isolated: bool = False  # the last step was for a suspect row alone
@@ -140,6 +141,7 @@ class SchedulerState:
         """Remove a row, and return it; None if there is none."""
         row = self.rows.pop(grant, None)
         if row is not None:
+            self.ended += 1
             self.queue.count_row(row.record.flow, -1)
         return row
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
@@ -10,7 +11,8 @@ import msgspec
 
 from baton.actors.runtime.watching import StateWatch
 from baton.api.events.frames import CachedDigest, Change, Load, Snapshot, name_of
-from baton.api.server import Server
+from baton.api.events.rows import RowQueue
+from baton.api.server import RingView, Server
 from baton.api.sessions.by_owner import Changes, Key
 
 INTERVAL_S = 0.1  # between looks at what has changed
@@ -44,6 +46,7 @@ class Feed:
         self._watch: StateWatch | None = None
         self._looking: asyncio.Task[None] | None = None
         self._phase = server.phase  # as it was last sent
+        self._rows = RowQueue()
 
     @contextmanager
     def connected(self, cut_off: CutOff) -> Iterator[AsyncIterator[bytes]]:
@@ -92,7 +95,10 @@ class Feed:
 
     def _look(self, is_due: bool) -> Snapshot | Change | None:
         """Return what has changed; None if that is nothing, and no event is due."""
-        watch = self._server.relay.watch_states() if self._server.relay is not None else None
+        relay = self._server.relay
+        watch = relay.watch_states() if relay is not None else None
+        if relay is not None:
+            self._rows.look(time.monotonic(), relay.running_rows(), self._waiting(relay), relay.ended_rows())
         if watch is not self._watch:  # the actors have restarted, so that all states are gone
             self._sequence += 1
             return self._snapshot()
@@ -143,12 +149,15 @@ class Feed:
         token = relay.token_seconds()
         return Load(
             rows=relay.running_rows(),
-            waiting=max(server.gateway.open_requests - relay.running_rows(), 0),
-            queue_seconds=server.gateway.waiting_prompt_tokens() * token,
+            waiting=self._waiting(relay),
+            queue_seconds=max(server.gateway.waiting_prompt_tokens() * token, self._rows.seconds),
             token_seconds=token,
             step_seconds=relay.step_seconds(),
             slots=relay.slots_by_use(),
         )
+
+    def _waiting(self, relay: RingView) -> int:
+        return max(self._server.gateway.open_requests - relay.running_rows(), 0)
 
     def _send(self, frame: Frame) -> None:
         for queue, cut_off in self._readers.items():

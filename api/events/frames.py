@@ -15,7 +15,7 @@ class Load(Struct, frozen=True, kw_only=True):
 
     rows: int = 0  # requests that run
     waiting: int = 0  # requests that wait for a row
-    queue_seconds: float = 0.0  # time to compute the prompts that wait or are being computed
+    queue_seconds: float = 0.0  # time to compute the prompts that wait or are being computed, or to get a row if longer
     token_seconds: float = 0.0  # seconds for one prompt token; 0: not measured yet
     step_seconds: float = 0.0  # seconds of a step without prompts; 0: not measured yet
     slots: dict[str, int] = {}  # slots of the pool by use

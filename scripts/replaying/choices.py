@@ -10,6 +10,7 @@ from baton.actors.requests import Request
 from baton.actors.runtime.digests import Digester
 from baton.actors.runtime.watching import StateWatch
 from baton.actors.tokens import Tokens, count, pack, unpack
+from baton.api.events.rows import RowQueue
 from baton.api.routing.asking import read_asking
 from baton.api.routing.choice import Chosen, Engines
 from baton.api.routing.index import StateIndex
@@ -46,6 +47,7 @@ class InSeconds:
         self._chains, self._digester = Chains(), Digester()
         self._watches = [StateWatch(ring.cache, None, self._digester) for ring in rings]
         self._quiet = [BEAT] * len(rings)
+        self._rows = [RowQueue() for _ in rings]
         self._asked: dict[str, tuple[Chain, Chosen]] = {}
         self.look()
 
@@ -73,14 +75,17 @@ class InSeconds:
     def look(self) -> None:
         for number, (ring, watch) in enumerate(zip(self._rings, self._watches, strict=True)):
             changed = watch.look()
+            rows, ended = len(ring.scheduler.state.rows), ring.scheduler.state.ended
+            self._rows[number].look(ring.clock.now, rows, len(ring.requests) - rows, ended)
             self._quiet[number] += 1
             if changed or self._quiet[number] >= BEAT:
                 self._quiet[number] = 0
                 present = changed & watch.states.keys()
                 self._index.add(number, present)
                 self._index.remove(number, changed - present)
-                costs, rows = ring.device.costs, len(ring.scheduler.state.rows)
-                self._engines.report(number, ring.waiting * costs.prefill, costs.prefill, costs.step, rows, ring.slots)
+                costs = ring.device.costs
+                queue = max(ring.waiting * costs.prefill, self._rows[number].seconds)
+                self._engines.report(number, queue, costs.prefill, costs.step, rows, ring.slots)
 
 
 def body_of(request: Request) -> bytes:

@@ -272,6 +272,9 @@ class FakeRing:
     def running_rows(self) -> int:
         return len(self.open)
 
+    def ended_rows(self) -> int:
+        return 0
+
     def slots_by_use(self) -> dict[str, int]:
         return {}
 
