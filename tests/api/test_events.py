@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -104,6 +105,17 @@ def test_a_snapshot_and_changes_say_which_states_there_are(server: ServerProcess
         generate(server, extra_key="salt")
         events.until(lambda: bool(events.states))
         assert all(state == digest(whole[:position], "salt") for state, position in events.states.items())
+
+
+def test_requests_that_wait_for_a_row_make_a_queue(server: ServerProcess) -> None:
+    """Their prompts are cached or short, so that no computation waits."""
+    long = {"max_new_tokens": 300, "temperature": 0, "ignore_eos": True}
+    with Events(server) as events, ThreadPoolExecutor(64) as threads:
+        answers = [threads.submit(generate, server, sampling_params=long) for _ in range(128)]
+        events.until(lambda: events.last.load.waiting > 16 and events.last.load.queue_seconds > 0.05)
+        for answer in answers:
+            answer.result()
+        events.until(lambda: events.last.load.queue_seconds == 0)
 
 
 def test_sessions_and_responses_come_and_go(server: ServerProcess) -> None:
