@@ -72,7 +72,7 @@ class Forwarder:
 
     def __init__(self, fleet: Fleet, http: aiohttp.ClientSession, counts: RouterCounts) -> None:
         self._fleet, self._http, self._counts = fleet, http, counts
-        self._chains = Chains()
+        self._chains = Chains(fleet.index)
 
     async def begin(self, call: ClientCall) -> EngineStream | web.Response:
         """Send a request to engines until one answers. Return its answer, or the last engine's refusal.

@@ -6,7 +6,7 @@ the digest of the request's messages; a later request whose messages begin with 
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -24,7 +24,8 @@ SETTINGS = (
 """The fields that change the beginning of a prompt."""
 BLOCK = 2048  # bytes of a long message or text that have a digest of their own
 TOKENS_A_BYTE = 0.25  # of prompts, until answers have shown it
-MOST_CHAINS = 200_000
+LEAST_ROOM = 200_000  # beginnings that are known at most, or more:
+ROOM_A_STATE = 2  # for each state that engines have
 MOST_PLACES = 8  # of a beginning, the latest ones
 
 
@@ -85,9 +86,10 @@ UNKNOWN = KnownPrompt()
 class Chains:
     """Where the states of prompts lie that engines have computed, by the digests of the requests' messages."""
 
-    def __init__(self, most: int = MOST_CHAINS) -> None:
+    def __init__(self, states: Sized, least_room: int = LEAST_ROOM) -> None:
+        """states: all states of the engines."""
         self._known: OrderedDict[int, KnownPrompt] = OrderedDict()  # the least recently used first
-        self._most = most
+        self._states, self._least_room = states, least_room
         self._tokens = self._bytes = 0.0  # of all prompts, the recent ones counting most
 
     def demand(self, chain: Chain) -> Demand:
@@ -144,7 +146,7 @@ class Chains:
     def _add(self, digest: int, known: KnownPrompt) -> None:
         self._known[digest] = known
         self._known.move_to_end(digest)
-        if len(self._known) > self._most:
+        while len(self._known) > max(self._least_room, ROOM_A_STATE * len(self._states)):
             self._known.popitem(last=False)
 
     @property

@@ -44,7 +44,7 @@ class InSeconds:
         self._index = StateIndex()
         clock = rings[0].clock
         self._engines = Engines(self._index, lambda: clock.now)
-        self._chains, self._digester = Chains(), Digester()
+        self._chains, self._digester = Chains(self._index), Digester()
         self._watches = [StateWatch(ring.cache, None, self._digester) for ring in rings]
         self._quiet = [BEAT] * len(rings)
         self._rows = [RowQueue() for _ in rings]

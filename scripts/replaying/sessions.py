@@ -96,7 +96,7 @@ class World:
         self._engines = [PretendedEngine(slots) for _ in range(engines)]
         self._one = PretendedEngine(engines * slots)
         self._index = StateIndex()
-        self._router, self._chains = Engines(self._index, lambda: clock.now), Chains()
+        self._router, self._chains = Engines(self._index, lambda: clock.now), Chains(self._index)
         self._numbers = itertools.count(1)
         self.requests = self.tokens = self.reused = self.of_one = 0  # tokens of prompts, and those that were reused
         self._waited = self._most_waited = self._choosing = 0.0  # seconds

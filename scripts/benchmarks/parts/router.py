@@ -33,7 +33,7 @@ def measure(count: int, states: int, turns: int) -> list[str]:
     """Return a line of the table."""
     chance, before = random.Random(0), resident_bytes()
     index = StateIndex()
-    engines, chains = Engines(index), Chains()
+    engines, chains = Engines(index), Chains(index)
     for engine in range(count):
         index.add(engine, (chance.getrandbits(64) for _ in range(states)))
         engines.report(engine, chance.random(), 1e-4 * (1 + chance.random()), 0.02, chance.randrange(16), 16)

@@ -90,7 +90,7 @@ def test_a_body_that_cannot_be_read_is_left_to_the_engine(body: bytes) -> None:
 
 
 def test_a_later_turn_may_resume_where_an_earlier_one_ended() -> None:
-    chains, first = Chains(), read(messages=[SYSTEM, user("a" * 100)])
+    chains, first = Chains(()), read(messages=[SYSTEM, user("a" * 100)])
     assert not chains.demand(first.chain).places
     chains.learn(first.chain, 40, [(40, 1), (60, 3), (59, 2)])
     assert chains.demand(first.chain).places == [(60, 3), (59, 2), (40, 1)]
@@ -100,7 +100,7 @@ def test_a_later_turn_may_resume_where_an_earlier_one_ended() -> None:
 
 
 def test_a_state_within_a_prompt_belongs_to_what_prompts_have_in_common() -> None:
-    chains = Chains()
+    chains = Chains(())
     chains.learn(read(messages=[SYSTEM, user("a" * 100)]).chain, 40, [(0, 0), (40, 1)])
     chains.learn(read(messages=[SYSTEM, user("b" * 100)]).chain, 40, [(25, 7), (40, 2)])
     assert chains.demand(read(messages=[SYSTEM, user("c" * 100)]).chain).places == [(25, 7)]
@@ -109,7 +109,7 @@ def test_a_state_within_a_prompt_belongs_to_what_prompts_have_in_common() -> Non
 
 
 def test_a_prompt_goes_on_where_it_was_sent_last() -> None:
-    chains, first = Chains(), read(messages=[SYSTEM, user("a" * 100)]).chain
+    chains, first = Chains(()), read(messages=[SYSTEM, user("a" * 100)]).chain
     later = read(messages=[SYSTEM, user("a" * 100), user("b" * 100)]).chain
     other = read(messages=[SYSTEM, user("c" * 100)]).chain
     chains.sent(first, 3)
@@ -123,9 +123,19 @@ def test_a_prompt_goes_on_where_it_was_sent_last() -> None:
 
 
 def test_the_least_recently_used_chains_are_forgotten() -> None:
-    chains, read_chains = Chains(most=2), [read(messages=[user(letter)]).chain for letter in "abc"]
+    chains, read_chains = Chains((), least_room=2), [read(messages=[user(letter)]).chain for letter in "abc"]
     chains.learn(read_chains[0], 5, [(5, 1)])
     chains.learn(read_chains[1], 5, [(5, 2)])
     chains.demand(read_chains[0])
     chains.learn(read_chains[2], 5, [(5, 3)])
     assert [bool(chains.demand(chain).places) for chain in read_chains] == [True, False, True]
+
+
+def test_more_chains_are_known_where_more_states_are() -> None:
+    states = set[int]()
+    chains, first = Chains(states, least_room=2), read(messages=[user("first")]).chain
+    for number in range(8):
+        chain = read(messages=[user(str(number))]).chain if number else first
+        chains.learn(chain, 5, [(5, number)])
+        states.add(number)
+    assert chains.demand(first).places
