@@ -45,7 +45,8 @@ class EngineCounts:
         for phase in PHASES:
             family.add_metric([phase], phases.count(phase))
         yield family
-        queues = GaugeMetricFamily(PREFIX + QUEUE_SECONDS, "Seconds that a further request waits, for computation or for a row.", labels=["engine"])
+        waits = "Seconds that a further request waits, for computation or for a row."
+        queues = GaugeMetricFamily(PREFIX + QUEUE_SECONDS, waits, labels=["engine"])
         for view in self._engines:
             if view.phase != "lost":
                 queues.add_metric([view.name], view.load.queue_seconds)

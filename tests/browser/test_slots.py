@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.api.server_process import SERVE, ServerProcess
@@ -81,6 +82,7 @@ def test_the_slots_are_not_polled_while_hidden(tab: Tab) -> None:
     assert len([url for url in tab.requests[count:] if "/debug/slots" in url]) >= 2
 
 
+@pytest.mark.soak  # starts three servers
 def test_a_router_shows_the_slots_of_all_engines(server: ServerProcess, new_tab: Callable[..., Tab]) -> None:
     with ServerProcess([*SERVE, "--engine-name", "second"]) as second:
         urls = [part for engine in (server, second) for part in ("--engine", engine.url)]
