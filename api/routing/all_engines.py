@@ -17,8 +17,6 @@ from baton.api.routing.engines import EngineView, Fleet
 from baton.api.routing.forwarding import HOP_BY_HOP, answered, passed_on
 
 TIMEOUT_S = 10.0
-
-
 PREFIX, TOTAL_PREFIX = "baton:", "baton:all_engines_"
 NOT_ADDED = ("baton:state_chance",)  # gauges whose sum means nothing
 

@@ -9,7 +9,7 @@ from functools import partial
 from random import Random
 
 from scripts.replaying.choices import CHOICES
-from scripts.replaying.fleet import make_fleet, make_giant
+from scripts.replaying.fleet import make_fleet, make_one_engine
 from scripts.replaying.play import Outcome, play
 from scripts.replaying.workloads import WORKLOADS, Arrival, Workload, chat, merged, text
 
@@ -70,7 +70,7 @@ def play_rule(engines: int, slots: int, times: int, requests: int, seed: int, na
     """Play a workload with several engines by a rule, or with one engine that has all their slots and throughput."""
     workload = several(ALL[name], times)
     if rule == ONE:
-        return Line(play(workload, make_giant(engines, slots), requests, seed), 0.0)
+        return Line(play(workload, make_one_engine(engines, slots), requests, seed), 0.0)
     fleet = make_fleet(engines, slots, CHOICES[rule])
     return Line(play(workload, fleet, requests, seed), fleet.imbalance)
 

@@ -82,7 +82,7 @@ def make_fleet(count: int, slots: int, make_choice: Callable[[Sequence[VirtualRi
     return VirtualFleet(rings, clock, make_choice(rings))
 
 
-def make_giant(count: int, slots: int) -> VirtualRing:
+def make_one_engine(count: int, slots: int) -> VirtualRing:
     """Make one engine with the slots and the throughput of all engines of a fleet. Its steps take as long as theirs."""
     usual = Costs()
     quick = {name: getattr(usual, name) / count for name in ("prefill", "decode", "copy", "host")}

@@ -65,7 +65,7 @@ class Outcome:
         self.running += now - running.submitted
 
 
-class Played(Protocol):
+class VirtualServer(Protocol):
     """A server in virtual time: one engine, or several with a router."""
 
     clock: Clock
@@ -86,7 +86,9 @@ class Played(Protocol):
 class Player:
     """A player of a workload: submits the clients' requests at their times, and sends each client its answers."""
 
-    def __init__(self, ring: Played, arrivals: Iterator[Arrival], limit: int, seed: int, past: Past | None) -> None:
+    def __init__(
+        self, ring: VirtualServer, arrivals: Iterator[Arrival], limit: int, seed: int, past: Past | None
+    ) -> None:
         self.outcome = Outcome()
         self._past = past
         self._ring, self._arrivals, self._limit = ring, arrivals, limit
@@ -185,7 +187,7 @@ def make_ring(
     return ring
 
 
-def play(workload: Workload, ring: Played, requests: int, seed: int, past: Past | None = None) -> Outcome:
+def play(workload: Workload, ring: VirtualServer, requests: int, seed: int, past: Past | None = None) -> Outcome:
     """Play a workload on a ring, then close the ring. `past` gets every request, in order of arrival."""
     player = Player(ring, workload.draw(Random(seed), requests), requests, seed, past)
     # A previous ring is part of a reference cycle, so free it now. A running ring makes no cycles, and has so many

@@ -37,9 +37,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     before, began = resident_bytes(), time.perf_counter()
-    world = World(Clock(), options.engines, options.slots, options.seed)
-    world.play(options.sessions, options.seconds)
-    print(world.shown())
+    simulation = Simulation(Clock(), options.engines, options.slots, options.seed)
+    simulation.play(options.sessions, options.seconds)
+    print(simulation.shown())
     minutes, size = (time.perf_counter() - began) / 60, (resident_bytes() - before) / 2**20
     print(f"memory {size:,.0f} MiB with the pretended engines; the run took {minutes:.1f} minutes")
 
@@ -87,8 +87,8 @@ class PretendedEngine:
             self.come.discard(oldest)
 
 
-class World:
-    """Sessions, engines and the router."""
+class Simulation:
+    """Sessions, pretended engines, and the router's choice among them."""
 
     def __init__(self, clock: Clock, engines: int, slots: int, seed: int) -> None:
         self._clock, self._random = clock, random.Random(seed)

@@ -13,7 +13,7 @@ from scripts.replaying.costs import Costs
 from scripts.replaying.engines import ALL, ONE, Line, play_rule
 from scripts.replaying.play import make_ring
 from scripts.replaying.policies import POLICIES
-from scripts.replaying.sessions import World
+from scripts.replaying.sessions import Simulation
 from tests.api.server_process import ROOT
 
 ENGINES, SLOTS = 4, 16
@@ -72,11 +72,11 @@ def test_the_rule_with_thresholds() -> None:
 
 
 def test_very_many_sessions() -> None:
-    world = World(Clock(), engines=20, slots=64, seed=1)
-    world.play(sessions=500, seconds=60.0)
-    assert world.requests > 1000 and world.reused > 0.9 * world.of_one > 0
-    assert world.imbalance < 1.5
-    assert "20 engines" in world.shown()
+    simulation = Simulation(Clock(), engines=20, slots=64, seed=1)
+    simulation.play(sessions=500, seconds=60.0)
+    assert simulation.requests > 1000 and simulation.reused > 0.9 * simulation.of_one > 0
+    assert simulation.imbalance < 1.5
+    assert "20 engines" in simulation.shown()
 
 
 @pytest.mark.parametrize(

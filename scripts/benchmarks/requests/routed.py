@@ -98,7 +98,7 @@ class Router(Relay):
 
 
 @dataclass
-class Costs:
+class RelayCosts:
     """The costs of a relay, in each round."""
 
     chunk: list[float] = field(default_factory=list)  # processor microseconds
@@ -108,7 +108,7 @@ class Costs:
 
 async def compare_costs(engine: Served, relays: Mapping[str, Relay], options: argparse.Namespace, rounds: int) -> None:
     """Print each relay's processor time, and the first tokens with and without it. The first round warms up."""
-    found = {name: Costs() for name in (ALONE, *relays)}
+    found = {name: RelayCosts() for name in (ALONE, *relays)}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         for number in range(rounds + 1):
             for name, relay in relays.items():
