@@ -1,6 +1,5 @@
 """/v1/responses over HTTP. The server stores responses, so that a later response can continue an earlier one."""
 
-import msgspec
 from aiohttp import web
 
 from baton.api import errors
@@ -8,8 +7,9 @@ from baton.api.exchange import GENERATION, STREAM_ERROR, answer_json, answer_wit
 from baton.api.parsing import read_number
 from baton.api.responses.events import EventCursor
 from baton.api.responses.input_items import list_items
-from baton.api.responses.items import Event
+from baton.api.responses.items import frames
 from baton.api.responses.request import read_request
+from baton.api.responses.resumable import is_resumable, resumable_stream
 from baton.api.responses.start import start_response
 from baton.api.responses.store import RESPONSES, StoredResponse
 from baton.api.security import owner_of
@@ -30,6 +30,8 @@ async def create_response(request: web.Request) -> web.StreamResponse:
         if body.stream:
             if not body.background:
                 await run.wait_begun(server.config.ping_interval)
+            if is_resumable(request, run):
+                return await resumable_stream(request, run)
             return await stream(request, run.response)
         if body.background:
             return answer_json(run.response.body)
@@ -90,9 +92,3 @@ async def cancel_response(request: web.Request) -> web.Response:
 def find(request: web.Request) -> StoredResponse:
     """Return the stored response that the path names. Raises ApiError 404."""
     return request.app[RESPONSES].get(owner_of(request), request.match_info["response"])
-
-
-def frames(events: list[Event]) -> bytes:
-    return b"".join(
-        [b"event: " + event["type"].encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n" for event in events]
-    )

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from baton.api.routing.index import StateIndex
 SILENCE_S = 2.0  # an engine is left out after so long without an event; one is due every half second
 RETRY_S = 0.25  # until a lost engine is asked again, twice as long each time
 LONGEST_RETRY_S = 1.0
+MOST_TAKEN_OVER = 10_000  # responses that engines have continued, the latest ones
 T = TypeVar("T")
 EVENTS = msgspec.json.Decoder(Snapshot | Change)
 
@@ -81,6 +83,7 @@ class Fleet:
         self.engines = Engines(self.index)
         self._views: dict[int, EngineView] = {}
         self._holders: dict[str, int] = {}  # the engine of each session and response, by name
+        self._taken_over: OrderedDict[str, int] = OrderedDict()  # the engine that has continued a response, by name
         self._numbers = count()
         self._news = asyncio.Event()  # is set, and replaced, after each event
         self._headers = headers
@@ -117,8 +120,14 @@ class Fleet:
 
     def holder(self, name: str) -> EngineView | None:
         """Return the engine that has a session or response, by its name (see `name_of`)."""
-        number = self._holders.get(name)
-        return self._views[number] if number is not None else None
+        number = self._taken_over.get(name, self._holders.get(name))
+        return self._views.get(number) if number is not None else None
+
+    def take_over(self, name: str, view: EngineView) -> None:
+        """Note that an engine has continued a response, of which the engine that began it has only a part."""
+        self._taken_over[name] = view.number
+        if len(self._taken_over) > MOST_TAKEN_OVER:
+            self._taken_over.popitem(last=False)
 
     async def find(
         self, name: str, seconds: float, but: EngineView | None = None, lost: bool = True
