@@ -88,8 +88,8 @@ async def stream(
     response = web.StreamResponse(headers=HEADERS | ({RESUMABLE: "1"} if is_routed else {}))
     await response.prepare(request)
     try:
-        opening = begun(request.app[SERVER].loaded(), generation) if is_routed else b""
-        await response.write(framing.frames(encoder.opening()) + opening)
+        model = request.app[SERVER].loaded()
+        await response.write(framing.frames(encoder.opening()) + (begun(model, generation) if is_routed else b""))
         while True:
             events = [event for index, output in batch for event in encoder.delta(index, output)]
             if generation.finished:

@@ -59,7 +59,7 @@ class Transcript:
         self.over = False
         self.changed = asyncio.Event()
         self.prefill_only = prefill_only
-        self.taken_over = 0  # events that another engine has sent; here they cannot be told from each other
+        self.taken_over = 0  # events that another engine has sent, whose text is one delta here
         self._parsed: ParsedAnswer | None = parsed
         self._logprobs_of = logprobs_of
         self._logprobs: list[msgspec.Raw] = []  # log probabilities not yet added to an item
@@ -120,7 +120,10 @@ class Transcript:
         self.changed.set()
 
     def take_over(self, output: Output, events: int) -> None:
-        """Add the output that a client has from another engine, in so many events: later ones are numbered alike."""
+        """Add the output that a client has from another engine.
+
+        events: how many the client has; the next event gets the number after them
+        """
         self.add(output)
         if self._opened is not None:
             self._opened.growing.mark()

@@ -122,7 +122,10 @@ class ResponseRun:
                 raise
 
     def take_over(self, events: int) -> None:
-        """Begin after the output of another engine, which has sent so many events. Call this before `run_to_end`."""
+        """Begin after the output of another engine. Call this before `run_to_end`.
+
+        events: how many that engine has sent
+        """
         [member] = self.generation.members
         output = member.take()
         assert output is not None

@@ -1,5 +1,8 @@
 """The start of a response: from the body of a request to the running task."""
 
+import re
+import time
+import uuid
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -25,7 +28,6 @@ from baton.api.responses.events import Transcript
 from baton.api.responses.input import Find, read_input
 from baton.api.responses.request import ResponseRequest, params_of, wanted_in
 from baton.api.responses.response_tools import read_response_tool
-from baton.api.responses.resumable import begin_response
 from baton.api.responses.run import ResponseRun
 from baton.api.responses.store import RESPONSES, StoredResponse
 from baton.api.responses.truncation import render_what_fits
@@ -38,6 +40,7 @@ from baton.api.sessions.store import SESSIONS
 from baton.api.sessions.turns import extend_chat
 
 Messages = list[dict[str, Any]]
+ID = re.compile(r"resp_[0-9a-f]{32}")
 
 
 async def start_response(
@@ -87,6 +90,16 @@ async def start_response(
         run.take_over(resumption.events)
     server.spawn(run.run_to_end())
     return run
+
+
+def begin_response(resumption: Resumption | None) -> tuple[str, int]:
+    """Return the id of a response and when it was created: those that its client knows. Raises ApiError 400."""
+    if resumption is None:
+        return f"resp_{uuid.uuid4().hex}", int(time.time())
+    ids = resumption.begun.ids
+    if len(ids) != 1 or not ID.fullmatch(ids[0]):
+        raise errors.bad_request(f"{RESUME}: expected the id of one response", RESUME, "invalid_value")
+    return ids[0], resumption.begun.created
 
 
 async def read_chat(model: ServedModel, body: ResponseRequest, find: Find) -> ChatInput:
