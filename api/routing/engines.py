@@ -3,11 +3,10 @@
 import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -23,7 +22,6 @@ SILENCE_S = 2.0  # an engine is left out after so long without an event; one is 
 RETRY_S = 0.25  # until a lost engine is asked again, twice as long each time
 LONGEST_RETRY_S = 1.0
 MOST_TAKEN_OVER = 10_000  # responses that engines have continued, the latest ones
-T = TypeVar("T")
 EVENTS = msgspec.json.Decoder(Snapshot | Change)
 
 
@@ -45,20 +43,29 @@ class EngineView:
     requests: int = 0  # that were sent to it since it was found
     opened: int = 0  # sessions that were sent to it since the last event
     following: asyncio.Task[None] | None = None
-    lost: asyncio.Event = field(default_factory=asyncio.Event)  # set when it is lost, and replaced when it is found
     closing: set[Callable[[], object]] = field(default_factory=set)  # each ends the wait for an answer
 
-    async def unless_lost(self, work: Awaitable[T]) -> T:
-        """Return the result of a request to this engine. Raises ConnectionError if the engine is lost before."""
-        task, lost = asyncio.ensure_future(work), asyncio.ensure_future(self.lost.wait())
-        try:
-            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise ConnectionError("the engine is silent")
-            return task.result()
-        finally:
+    @contextmanager
+    def unless_lost(self) -> Iterator[None]:
+        """Wait for this engine in the block: if the engine is lost, the block ends with ConnectionError."""
+        task, is_lost = asyncio.current_task(), False
+        assert task is not None
+        cancelled = task.cancelling()
+
+        def cancel() -> None:
+            nonlocal is_lost
+            is_lost = True
             task.cancel()
-            lost.cancel()
+
+        if self.phase == "lost":
+            raise ConnectionError(self.why)
+        try:
+            with self.closing_when_lost(cancel):
+                yield
+        except asyncio.CancelledError:
+            if is_lost and task.uncancel() <= cancelled:
+                raise ConnectionError("the engine is silent") from None
+            raise
 
     @contextmanager
     def closing_when_lost(self, close: Callable[[], object]) -> Iterator[None]:
@@ -183,7 +190,6 @@ class Fleet:
         if view.phase != "lost":
             structlog.get_logger().warning("engine lost", engine=view.name or view.url, why=why)
         view.phase, view.why = "lost", why
-        view.lost.set()
         for close in list(view.closing):
             close()
         self.engines.remove(view.number)
@@ -219,8 +225,6 @@ class Fleet:
     def _take(self, view: EngineView, event: Snapshot | Change) -> None:
         """Take in an event. Raises ValueError if events are missing before it."""
         if isinstance(event, Snapshot):
-            if view.lost.is_set():
-                view.lost = asyncio.Event()
             if view.phase == "lost":
                 view.requests = 0
                 structlog.get_logger().info("engine found", engine=event.name, url=view.url, phase=event.phase)
