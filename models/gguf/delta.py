@@ -62,7 +62,7 @@ def qwen(found: Metadata) -> dict[str, Any]:
         "linear_num_key_heads": found.value("ssm.group_count"),
         "linear_num_value_heads": heads,
         "linear_value_head_dim": found.value("ssm.inner_size") // heads,
-        "rms_norm_eps": found.value("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": found.eps,
         "partial_rotary_factor": found.value("rope.dimension_count") / attends["head_dim"],
         "intermediate_size": found.first_shape("ffn_down.weight")[1] if found.any_has("ffn_down.weight") else 1,
         "num_experts": experts,

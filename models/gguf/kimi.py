@@ -66,7 +66,7 @@ def config(found: Metadata) -> dict[str, Any]:
         "layer_types": found.kinds(linear_attention="ssm_a", full_attention="attn_kv_a_mqa.weight"),
         "mlp_layer_types": mlps,
         "intermediate_size": found.first_shape("ffn_down.weight")[1] if "dense" in mlps else 1,
-        "rms_norm_eps": found.value("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": found.eps,
         **mixture,
     }
 

@@ -92,7 +92,7 @@ def mamba2(found: Metadata) -> dict[str, Any]:
         "n_groups": found.value("ssm.group_count"),
         "conv_kernel": found.value("ssm.conv_kernel"),
         "use_conv_bias": found.any_has("ssm_conv1d.bias"),
-        "layer_norm_epsilon": found.value("attention.layer_norm_rms_epsilon"),
+        "layer_norm_epsilon": found.eps,
     }
 
 
@@ -106,7 +106,7 @@ def hybrid_mamba(found: Metadata) -> dict[str, Any]:
         "mamba_n_groups": found.value("ssm.group_count"),
         "mamba_d_conv": found.value("ssm.conv_kernel"),
         "mamba_conv_bias": found.any_has("ssm_conv1d.bias"),
-        "rms_norm_eps": found.value("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": found.eps,
     }
 
 

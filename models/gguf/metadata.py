@@ -29,6 +29,12 @@ class Metadata:
         return max(found, default=0) if isinstance(found, list) else found
 
     @property
+    def eps(self) -> Any:
+        """The epsilon of norms. Some files name it as that of another kind of norm."""
+        of_other = self._header.metadata.get(f"{self.architecture}.attention.layer_norm_epsilon", MISSING)
+        return self.value("attention.layer_norm_rms_epsilon", of_other)
+
+    @property
     def layers(self) -> int:
         """The number of layers, without those that predict further tokens."""
         blocks, more = self.value("block_count"), self.value("nextn_predict_layers", 0)

@@ -199,7 +199,7 @@ class Oracle:
         changes: settings that differ
         """
         architecture, config = CHECKPOINTS[name]
-        config, changed = {**config, **changes}, "".join(f"-{key}={value}" for key, value in changes.items())
+        config, changed = {**config, **changes}, "".join(f"-{key}" for key in changes)
         path = self.folder / f"{name}-{max_shard_size}{changed}"
         if not path.exists():
             self._ask(

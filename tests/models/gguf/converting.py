@@ -172,7 +172,10 @@ def qwen(config: dict[str, Any], name: str, tensor: Tensor) -> Named:
     if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         tensor = tensor + 1
     if "in_proj_qkvz" in name:
-        keys, shared = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
+        keys, shared = (
+            config["linear_num_key_heads"],
+            config["linear_num_value_heads"] // config["linear_num_key_heads"],
+        )
         own, value = config["linear_key_head_dim"], shared * config["linear_value_head_dim"]
         parts = torch.split(tensor.view(keys, -1, tensor.shape[1]), [own, own, value, value], dim=1)
         query, key, values, gate = (part.reshape(-1, tensor.shape[1]) for part in parts)
@@ -258,6 +261,7 @@ def write_metadata(writer: gguf.GGUFWriter, family: str, config: dict[str, Any],
     writer.add_vocab_size(VOCABULARY)
     eps = config.get("rms_norm_eps") or config.get("layer_norm_epsilon") or config.get("norm_eps")
     writer.add_layer_norm_rms_eps(eps)
+    writer.add_layer_norm_eps(eps)
     rope = config.get("rope_parameters") or {}
     writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
     METADATA[family](writer, config, layers)
@@ -291,8 +295,9 @@ def of_granite(writer: gguf.GGUFWriter, config: dict[str, Any], layers: int) -> 
     kinds = config["layer_types"]
     kv_heads = config["num_key_value_heads"]
     writer.add_head_count_kv([kv_heads if kind in ("attention", "full_attention") else 0 for kind in kinds])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    if experts := config["num_local_experts"]:
+    experts = config["num_local_experts"]
+    writer.add_feed_forward_length(config["intermediate_size" if experts else "shared_intermediate_size"])
+    if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
@@ -322,7 +327,8 @@ def of_nemotron_h(writer: gguf.GGUFWriter, config: dict[str, Any], layers: int) 
     writer.add_head_count_kv([config["num_key_value_heads"] if kind in attends else 0 for kind in kinds])
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
-    writer.add_feed_forward_length([config["intermediate_size"] if kind == "mlp" else 0 for kind in kinds])
+    inner = {"mlp": config["intermediate_size"], "moe": config.get("moe_intermediate_size", 0)}
+    writer.add_feed_forward_length([inner.get(kind, 0) for kind in kinds])
     if "moe" in kinds:
         writer.add_expert_count(config["n_routed_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -346,7 +352,7 @@ def of_qwen(writer: gguf.GGUFWriter, config: dict[str, Any], layers: int) -> Non
     share = (config.get("rope_parameters") or {}).get("partial_rotary_factor", 0.25)
     writer.add_rope_dimension_count(int(width * share))
     writer.add_rope_dimension_sections([1, 1, 0, 0])
-    writer.add_full_attention_interval(config.get("full_attention_interval") or 4)
+    writer.add_full_attention_interval(1 + config["layer_types"].index("full_attention"))
     if experts := config.get("num_experts"):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -371,13 +377,14 @@ def of_kimi(writer: gguf.GGUFWriter, config: dict[str, Any], layers: int) -> Non
     writer.add_key_length_mla(config["qk_nope_head_dim"] + rotated)
     writer.add_value_length_mla(config["v_head_dim"])
     writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_leading_dense_block_count(config["mlp_layer_types"].count("dense"))
+    writer.add_expert_shared_count(config.get("n_shared_experts") or config.get("num_shared_experts") or 1)
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
     if "sparse" in config["mlp_layer_types"]:
         writer.add_expert_count(config.get("num_local_experts") or config["num_experts"])
         writer.add_expert_used_count(config.get("num_experts_per_tok") or config["num_experts_per_token"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-        writer.add_expert_shared_count(config.get("n_shared_experts") or config.get("num_shared_experts") or 1)
-        writer.add_leading_dense_block_count(config.get("first_k_dense_replace") or 0)
-        writer.add_expert_weights_scale(config["routed_scaling_factor"])
 
 
 METADATA: dict[str, Callable[[gguf.GGUFWriter, dict[str, Any], int], None]] = {

@@ -8,19 +8,21 @@ import torch
 
 from baton.models.loading.checkpoint import load_model
 from tests.models.gguf.converting import convert
-from tests.models.oracle import Oracle
+from tests.models.oracle import KIMI_MOE, Oracle
 from tests.models.test_parity import assert_close, ids, make_pools, pages, prefill
 
 CPU = torch.device("cpu")
 ALL_EXPERTS = {"decoder_sparse_step": 1, "norm_topk_prob": True}
+PLAIN = (
+    "mamba2", "mamba2-groups", "granitemoehybrid", "granitemoehybrid-rope", "granitemoehybrid-moe", "falcon_h1",
+    "nemotron_h", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "kimi_linear",
+)  # fmt: skip
 NAMES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(
-        ("mamba2", "mamba2-groups", "granitemoehybrid", "granitemoehybrid-rope", "granitemoehybrid-moe", "falcon_h1",
-         "falcon_h1-gate-first", "nemotron_h", "nemotron_h-moe", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "kimi_linear",
-         "kimi_linear-moe"),
-        {},
-    ),
+    **{name: {} for name in PLAIN},
     "qwen3_next-moe": ALL_EXPERTS,
+    "kimi_linear-moe": {"linear_attn_config": KIMI_MOE["linear_attn_config"] | {"num_heads": 4}},  # as many as others
+    "nemotron_h-moe": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
+    "falcon_h1-gate-first": {"mamba_conv_bias": True},  # llama.cpp crashes without
 }  # fmt: skip
 TOKENS = 24
 
