@@ -7,7 +7,7 @@ import msgspec
 
 from baton.api.cli.pulling import fetch
 from baton.api.config import Config
-from baton.api.hub.checkpoint import Checkpoint, find
+from baton.api.hub.checkpoint import HubCheckpoint, find
 from baton.api.hub.connection import Hub
 from baton.api.hub.errors import HubError
 from baton.api.hub.names import HubName
@@ -28,7 +28,7 @@ def load_by_name(name: HubName, config: Config, on_progress: Progress) -> Loaded
 
     try:
         folder = fetch(name, check)
-    except HubError as error:
+    except (HubError, OSError) as error:
         raise StartError(str(error)) from error
     return load(in_folder(config, folder), on_progress)
 
@@ -45,7 +45,7 @@ def inspect_by_name(config: Config, name: HubName, as_json: bool) -> int:
         return 1
 
 
-def examine_remote(checkpoint: Checkpoint, config: Config) -> Inspection:
+def examine_remote(checkpoint: HubCheckpoint, config: Config) -> Inspection:
     """Examine a checkpoint of which only the settings and the headers of the weights are fetched."""
     with checkpoint.outlined(with_tokenizer=False) as outline:
         elsewhere = [file.name for file in checkpoint.tokenizers]

@@ -37,7 +37,7 @@ def pull(model: str) -> int:
 
 
 def fetch(name: HubName, check: Check | None = None) -> Path:
-    """Fetch a model and return its folder, see Checkpoint.fetch. Raises HubError."""
+    """Fetch a model and return its folder, see HubCheckpoint.fetch. Raises HubError."""
     found = find(Hub(), name)
     if isinstance(found, Path):
         return found

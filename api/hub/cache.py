@@ -60,15 +60,18 @@ class RepositoryCache:
         return WeakFileLock(self._locks / f"{file.digest}.lock")
 
     def link(self, repository: Repository, files: Iterable[RemoteFile]) -> Path:
-        """Make the snapshot's links to these files, and record its commit. Return the snapshot's folder."""
+        """Make the snapshot's links to these files. Return the snapshot's folder."""
         snapshot = self._folder / "snapshots" / repository.commit
         for file in files:
             link_to(self.blob(file), snapshot / file.name)
+        return snapshot
+
+    def record(self, repository: Repository) -> None:
+        """Record the commit of the revision, whose files are all there now."""
         ref = self._folder / "refs" / (self._name.revision or DEFAULT_REVISION)
         if ref.name != repository.commit:
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(repository.commit)
-        return snapshot
 
     def snapshot(self) -> Path | None:
         """Return the folder of the name's revision, if the cache holds its weights completely; otherwise None."""

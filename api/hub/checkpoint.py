@@ -8,16 +8,16 @@ import structlog
 
 from baton.api.hub.connection import Hub
 from baton.api.hub.download import Progress, check_room, fetch_files
-from baton.api.hub.errors import HubError
+from baton.api.hub.errors import HubError, explaining
 from baton.api.hub.names import HubName
 from baton.api.hub.outline import outline
-from baton.api.hub.repository import Repository
+from baton.api.hub.repository import RemoteFile, Repository
 
 Check = Callable[[Path], None]
 """Called with the outline of a checkpoint before its weights are fetched; it raises an exception to refuse them."""
 
 
-class Checkpoint:
+class HubCheckpoint:
     """The files of a repository that a server needs. Its settings are in the cache."""
 
     def __init__(self, hub: Hub, repository: Repository) -> None:
@@ -27,6 +27,7 @@ class Checkpoint:
         self._cache = hub.cache_of(repository.name)
         self._settings = repository.settings()
         fetch_files(hub, repository, self._settings, unreported)
+        self._link(self._settings)
         self._weights = repository.weights(self._read)
 
     @property
@@ -56,19 +57,25 @@ class Checkpoint:
                 with self.outlined(with_tokenizer=True) as folder:
                     check(folder)
             fetch_files(self._hub, self.repository, self._weights, on_progress)
-        return self._cache.link(self.repository, [*self._settings, *self.tokenizers, *self._weights])
+        folder = self._link([*self.tokenizers, *self._weights])
+        self._cache.record(self.repository)
+        return folder
+
+    def _link(self, files: list[RemoteFile]) -> Path:
+        with explaining(self.repository.name, self._hub.endpoint):
+            return self._cache.link(self.repository, files)
 
     def _read(self, name: str) -> bytes:
         return self._cache.blob(self.repository.files[name]).read_bytes()
 
 
-def find(hub: Hub, name: HubName) -> Checkpoint | Path:
+def find(hub: Hub, name: HubName) -> HubCheckpoint | Path:
     """Return a checkpoint of the hub; if the hub does not answer, the folder of what the cache has under this name.
 
     Raises HubError if neither is possible.
     """
     try:
-        return Checkpoint(hub, hub.look_up(name))
+        return HubCheckpoint(hub, hub.look_up(name))
     except HubError as error:
         folder = hub.cache_of(name).snapshot()
         if folder is None:

@@ -35,18 +35,22 @@ class Hub:
         self._headers["Accept-Encoding"] = "identity"
 
     def cache_of(self, name: HubName) -> RepositoryCache:
-        """Return the cache of a repository."""
-        return RepositoryCache(self._cache, name)
+        """Return the cache of a repository. Raises HubError if the hub has no such names."""
+        with explaining(name, self.endpoint):
+            return RepositoryCache(self._cache, name)
 
     def look_up(self, name: HubName) -> Repository:
         """Ask the hub for a repository's commit and files. Raises HubError."""
-        with explaining(name, self.endpoint):
-            info = self._api.model_info(
-                name.repository,
-                revision=name.revision,
-                files_metadata=True,
-                timeout=constants.HF_HUB_ETAG_TIMEOUT,
-            )
+        try:
+            with explaining(name, self.endpoint):
+                info = self._api.model_info(
+                    name.repository,
+                    revision=name.revision,
+                    files_metadata=True,
+                    timeout=constants.HF_HUB_ETAG_TIMEOUT,
+                )
+        except (ValueError, KeyError, TypeError) as error:
+            raise HubError(f"{self.endpoint} does not answer as a hub does for {name}: {error!r}") from error
         if info.sha is None or not DIGEST.fullmatch(info.sha):
             raise HubError(f"the hub at {self.endpoint} states no commit of {name}")
         files = [remote_file(name, entry) for entry in info.siblings or [] if is_inside(entry.rfilename)]

@@ -8,6 +8,7 @@ import httpx2
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
+    HFValidationError,
     OfflineModeIsEnabled,
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,
@@ -30,13 +31,15 @@ def explaining(name: HubName, endpoint: str) -> Iterator[None]:
         yield
     except OfflineModeIsEnabled:
         raise HubError(f"{name} is not in the cache, and HF_HUB_OFFLINE forbids fetching it") from None
+    except HFValidationError as error:
+        raise HubError(f"{name} is not a name on the hub: {error}") from error
     except HfHubHTTPError as error:
         raise HubError(explain_answer(name, endpoint, error)) from error
     except httpx2.TransportError as error:
         raise HubError(f"cannot reach the hub at {endpoint} for {name}: {error or type(error).__name__}") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise HubError(f"the disk is full: {name} does not fit into the cache ({error.filename})") from error
+            raise HubError(f"the disk is full: {name} does not fit; HF_HOME moves the cache to another disk") from error
         raise HubError(f"{name} cannot be written to the cache: {error}") from error
 
 

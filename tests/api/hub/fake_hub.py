@@ -139,17 +139,17 @@ def make_app(hub: FakeHub, released: asyncio.Event) -> web.Application:
     @routes.get("/{name:[^/]+/[^/]+}/resolve/{revision}/{file:.+}")
     async def resolve(request: web.Request) -> web.StreamResponse:
         name, file = request.match_info["name"], request.match_info["file"]
-        asked = note(request)
+        record = note(request)
         if (refused := refuse(request, name, request.match_info["revision"], True)) is not None:
-            asked.status = refused.status
+            record.status = refused.status
             return refused
         content, headers = hub.models[name].files[file], {"X-Repo-Commit": COMMIT}
         if not file.endswith(LFS):
-            return await send(request, asked, content, {**headers, "ETag": f'"{git_id(content)}"'}, faulty=False)
+            return await send(request, record, content, {**headers, "ETag": f'"{git_id(content)}"'}, faulty=False)
         # The content of LFS files is on another host, which must not see the token.
         place = f"http://localhost:{request.url.port}/content/{sha256(content)}{Path(file).suffix}"
         headers |= {"X-Linked-Etag": f'"{sha256(content)}"', "X-Linked-Size": str(len(content)), "Location": place}
-        asked.status = 302
+        record.status = 302
         return web.Response(status=302, headers=headers)
 
     @routes.get("/content/{digest}.{suffix}")
@@ -167,17 +167,17 @@ def make_app(hub: FakeHub, released: asyncio.Event) -> web.Application:
         return made
 
     async def send(
-        request: web.Request, asked: FakeRequest, content: bytes, headers: dict[str, str], faulty: bool
+        request: web.Request, record: FakeRequest, content: bytes, headers: dict[str, str], faulty: bool
     ) -> web.StreamResponse:
         """Send the bytes of a range, with the faults that LFS content has."""
-        match = re.fullmatch(r"bytes=(\d+)-(\d*)", asked.range or "")
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", record.range or "")
         if match is not None and not (faulty and hub.ignores_ranges):
             start, stop = int(match[1]), int(match[2]) + 1 if match[2] else len(content)
             headers["Content-Range"] = f"bytes {start}-{min(stop, len(content)) - 1}/{len(content)}"
-            content, asked.status = content[start:stop], 206
+            content, record.status = content[start:stop], 206
         else:
-            asked.status = 200
-        answer = web.StreamResponse(status=asked.status, headers=headers)
+            record.status = 200
+        answer = web.StreamResponse(status=record.status, headers=headers)
         answer.content_length = len(content)
         await answer.prepare(request)
         if request.method == "HEAD":
@@ -188,10 +188,10 @@ def make_app(hub: FakeHub, released: asyncio.Event) -> web.Application:
         for at in range(0, len(content), HALF):
             piece = content[at : at + HALF]
             await answer.write(piece)
-            asked.sent += len(piece)
-            if faulty and hub.hold_after is not None and asked.sent >= hub.hold_after:
+            record.sent += len(piece)
+            if faulty and hub.hold_after is not None and record.sent >= hub.hold_after:
                 await released.wait()
-            if cut is not None and asked.sent >= cut:
+            if cut is not None and record.sent >= cut:
                 return end(request, answer)
         return answer
 

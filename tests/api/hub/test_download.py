@@ -4,12 +4,15 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants, scan_cache_dir, snapshot_download, try_to_load_from_cache
 
 from baton.api.cli.pulling import fetch
+from baton.api.hub.checkpoint import HubCheckpoint, find
+from baton.api.hub.connection import Hub
 from baton.api.hub.errors import HubError
 from baton.api.hub.names import HubName, default_served_name, hub_name
 from baton.models.loading.shards import find_shards
@@ -142,11 +145,18 @@ def test_a_wrong_checksum_is_never_served(hub: FakeHub, begun: bool) -> None:
         hub.damaged = True
     message = refused()
     assert "model.safetensors of org/model is damaged" in message and sha256(WEIGHTS) in message
-    assert not (cache() / "snapshots").exists()
+    assert [*(cache() / "snapshots").rglob("model.safetensors")] == []
     assert not partial().exists() and not (cache() / "blobs" / sha256(WEIGHTS)).exists()
     hub.damaged, sent = False, hub.sent(".safetensors")
     assert sha256((fetch(MODEL) / "model.safetensors").read_bytes()) == sha256(WEIGHTS)
     assert hub.sent(".safetensors") - sent == len(WEIGHTS)
+
+
+def test_two_processes_fetch_a_file_once(hub: FakeHub) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(fetch, [MODEL, MODEL])
+    assert first == second and (first / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.sent(".safetensors") == len(WEIGHTS)
 
 
 def test_a_file_of_the_cache_with_a_wrong_size_is_fetched_again(hub: FakeHub) -> None:
@@ -177,6 +187,8 @@ def test_a_listing_cannot_name_files_outside_its_folder(hub: FakeHub, tmp_path: 
             lambda hub: setattr(hub.models[NAME], "gated", True), NAME,
             "org/model is gated: accept its licence at {url}/org/model and set HF_TOKEN",
         ),
+        (lambda hub: None, "org/a--b", "org/a--b is not a name on the hub"),
+        (lambda hub: setattr(hub, "status", 200), NAME, "{url} does not answer as a hub does for org/model"),
         (lambda hub: setattr(hub, "status", 503), NAME, "the hub at {url} answers 503 for org/model"),
         (lambda hub: setattr(hub, "status", 403), NAME, "the token has no access to org/model"),
     ],
@@ -212,6 +224,18 @@ def test_without_the_hub_a_complete_model_comes_from_the_cache(hub: FakeHub, mon
     assert "org/other is not in the cache, and HF_HUB_OFFLINE forbids fetching it" in refused(HubName("org/other"))
     (folder / "model.safetensors").unlink()
     assert "org/model is not in the cache" in refused()
+
+
+def test_an_inspection_of_a_new_commit_leaves_the_old_one_usable(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fetch(MODEL)
+    monkeypatch.setattr("tests.api.hub.fake_hub.COMMIT", "d" * 40)
+    found = find(Hub(), MODEL)
+    assert isinstance(found, HubCheckpoint) and found.is_cached
+    assert (folder.with_name("d" * 40) / "config.json").is_file()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert fetch(MODEL) == folder
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert fetch(MODEL) == folder.with_name("d" * 40)
 
 
 def test_a_full_disk(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
