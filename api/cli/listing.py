@@ -12,7 +12,7 @@ from baton.api.config import Config
 from baton.api.inspection import examine, noting
 from baton.api.machine.memory import bytes_of
 from baton.models.config import read_config
-from baton.models.loading.checkpoint import find_family
+from baton.models.loading.checkpoint import FAMILIES
 
 SHORT_COMMIT = 12
 HEADINGS = ("MODEL", "REVISION", "SIZE", "FAMILY", "SERVED")
@@ -58,13 +58,15 @@ def judge(name: str, revision: CachedRevisionInfo) -> CachedModel:
     )
     folder = Path(revision.snapshot_path)
     with noting(model.refused):
-        values = read_config(folder)
-        find_family(values)
-        # Only a model of a known family is examined: most of a cache may be other models, with large tokenizers.
-        model.family = str(values.values["model_type"])
+        family = str(read_config(folder).values.get("model_type"))
+        if family not in FAMILIES:
+            # Do not examine it: most of a cache may be other models, with large tokenizers.
+            model.refused = [f"model_type {family!r} is not supported"]
+            return model
+        model.family = family
         inspection = examine(Config(model=str(folder)))
         missing = [f"{part} not fetched" for part in inspection.missing]
-        model.refused = [reason.replace(f"{folder}", name) for reason in inspection.refused] + missing
+        model.refused = missing or [reason.replace(str(folder), name) for reason in inspection.refused]
     return model
 
 
