@@ -46,7 +46,8 @@ class RepositoryCache:
 
     def missing_bytes(self, files: Iterable[RemoteFile]) -> int:
         """Return how many bytes are still to be fetched for these files."""
-        return sum(file.size - size_of(self.partial(file)) for file in set(files) if not self.holds(file))
+        missing = (file for file in set(files) if not self.holds(file))
+        return sum(max(file.size - size_of(self.partial(file)), 0) for file in missing)
 
     def room(self) -> int:
         """Return the free bytes of the cache's disk."""

@@ -37,8 +37,8 @@ class HubCheckpoint:
 
     @property
     def is_cached(self) -> bool:
-        """Whether all weights are in the cache."""
-        return bool(self._weights) and not self._cache.missing_bytes(self._weights)
+        """Whether all weights are in the cache, complete and checked."""
+        return bool(self._weights) and all(map(self._cache.holds, self._weights))
 
     def outlined(self, with_tokenizer: bool) -> AbstractContextManager[Path]:
         """Return a context with a folder for inspection: headers of the weights, but no weights."""
@@ -56,6 +56,8 @@ class HubCheckpoint:
             if check is not None:
                 with self.outlined(with_tokenizer=True) as folder:
                     check(folder)
+            if not self._weights:
+                raise HubError(f"{self.repository.name} holds no safetensors files and no pytorch_model.bin")
             fetch_files(self._hub, self.repository, self._weights, on_progress)
         folder = self._link([*self.tokenizers, *self._weights])
         self._cache.record(self.repository)

@@ -21,7 +21,7 @@ UNAUTHORIZED, FORBIDDEN = 401, 403
 
 
 class HubError(Exception):
-    """A reason why a model cannot be had from the hub; the message is for the user."""
+    """A reason why a model cannot be fetched from the hub; the message is for the user."""
 
 
 @contextmanager

@@ -8,13 +8,16 @@ from types import TracebackType
 from typing import Self
 
 import httpx2
+from huggingface_hub.errors import HfHubHTTPError
 
 from baton.api.hub.connection import PARTIAL_CONTENT, Hub
 from baton.api.hub.errors import HubError, explaining
 from baton.api.hub.repository import RemoteFile, Repository
 
 ATTEMPTS = 5  # requests in a row that bring no byte, before the transfer is given up
-PAUSE_S = 1.0
+PAUSE_S = 1.0  # before the next request, doubled with each one that brings no byte
+BUSY = {429, 500, 502, 503, 504}  # answers after which the request is repeated
+NOT_SATISFIABLE = 416
 BLOCK = 2**20
 
 Arrived = Callable[[int], None]
@@ -48,7 +51,8 @@ def receive(
     """Request the rest of a file until it is complete. Raises an exception after ATTEMPTS that bring nothing."""
     attempts = 0
     while partial.size < file.size:
-        before, failure = partial.size, None
+        before = partial.size
+        failure: Exception | None = None
         try:
             with hub.open(repository, file, before) as response:
                 if before and response.status_code != PARTIAL_CONTENT:
@@ -61,11 +65,17 @@ def receive(
                     arrived(len(chunk))
         except httpx2.TransportError as error:
             failure = error
+        except HfHubHTTPError as error:
+            if error.response.status_code == NOT_SATISFIABLE:
+                break  # The file ends here, before the size that the hub states; `check` reports it.
+            if error.response.status_code not in BUSY:
+                raise
+            failure = error
         attempts = 0 if partial.size > before else attempts + 1
         if attempts == ATTEMPTS:
-            why = f": {failure}" if failure is not None else ""
-            raise HubError(f"{file.name} of {repository.name} ends after {partial.size:,} of {file.size:,} bytes{why}")
-        if partial.size < file.size and stop.wait(PAUSE_S):
+            why = str(failure or "the connection ended").splitlines()[0]
+            raise HubError(f"{file.name} of {repository.name}: {partial.size:,} of {file.size:,} bytes arrived: {why}")
+        if partial.size < file.size and stop.wait(PAUSE_S * 2**attempts):
             raise TransferStopped
 
 

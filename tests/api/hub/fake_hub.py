@@ -44,7 +44,9 @@ class FakeHub:
     requests: list[FakeRequest] = field(default_factory=list)
     cut_after: list[int] = field(default_factory=list)  # bytes after which the next answers with LFS content are cut
     cuts_at_once: bool = False  # whether LFS content is cut before its first byte, once cut_after is used up
+    busy: list[int] = field(default_factory=list)  # statuses of the next answers with LFS content
     hold_after: int | None = None  # bytes after which an answer with LFS content stops without an end
+    ends_after: int | None = None  # bytes after which LFS content ends too early
     damaged: bool = False  # whether LFS content has a wrong byte
     ignores_ranges: bool = False
     status: int | None = None  # status of all answers about models
@@ -154,7 +156,9 @@ def make_app(hub: FakeHub, released: asyncio.Event) -> web.Application:
 
     @routes.get("/content/{digest}.{suffix}")
     async def lfs(request: web.Request) -> web.StreamResponse:
-        content = hub.content(request.match_info["digest"])
+        if hub.busy:
+            return refusal(hub.busy.pop(0), "Busy")
+        content = hub.content(request.match_info["digest"])[: hub.ends_after]
         if hub.damaged:
             content = content[:-1] + bytes([content[-1] ^ 1])
         return await send(request, note(request), content, {}, faulty=True)
@@ -172,6 +176,8 @@ def make_app(hub: FakeHub, released: asyncio.Event) -> web.Application:
         """Send the bytes of a range, with the faults that LFS content has."""
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", record.range or "")
         if match is not None and not (faulty and hub.ignores_ranges):
+            if int(match[1]) >= len(content):
+                return refusal(416, "RangeNotSatisfiable")
             start, stop = int(match[1]), int(match[2]) + 1 if match[2] else len(content)
             headers["Content-Range"] = f"bytes {start}-{min(stop, len(content)) - 1}/{len(content)}"
             content, record.status = content[start:stop], 206

@@ -1,6 +1,7 @@
 """The commands `inspect`, `pull`, `list` and the start of `serve`, with names on the hub."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from safetensors.numpy import load_file, save_file
 
 from baton.api import cli
 from baton.api.cli.commands import loader
@@ -64,6 +66,26 @@ def test_long_headers_and_damaged_files_are_reported(hub: FakeHub, capsys: pytes
     files["model.safetensors"] = weights[:-100]
     [reason] = inspect(capsys, NAME, 1)["refused"]
     assert reason.startswith(f"{NAME}/model.safetensors is cut short")
+
+
+def test_shards_are_inspected_by_their_index(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "shards"
+    shutil.copytree(BUNDLED, folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {"1.safetensors": names[:20], "2.safetensors": names[20:]}
+    for file, part in parts.items():
+        save_file({name: tensors[name] for name in part}, folder / file)
+    index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    hub.add(NAME, folder, {"consolidated.safetensors": b"not read"})
+    found, local = inspect(capsys, NAME), inspect(capsys, str(folder))
+    assert found["files"] == 2 and found["weights_on_disk"] == local["weights_on_disk"]
+    assert hub.sent() < 2**17
+    del hub.models[NAME].files["2.safetensors"]
+    [reason] = inspect(capsys, NAME, 1)["refused"]
+    assert reason.startswith(f"{NAME} lacks the shards 2.safetensors")
 
 
 def test_other_files_of_weights(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:

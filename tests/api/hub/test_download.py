@@ -119,7 +119,7 @@ def test_a_connection_that_is_cut_is_resumed(hub: FakeHub) -> None:
 
 def test_a_download_that_was_given_up_goes_on_where_it_ended(hub: FakeHub) -> None:
     hub.cut_after, hub.cuts_at_once = [20 * HALF], True
-    assert "model.safetensors of org/model ends after" in refused()
+    assert "model.safetensors of org/model: " in refused()
     hub.cuts_at_once = False
     there = partial().stat().st_size
     assert 0 < there < len(WEIGHTS)
@@ -134,6 +134,36 @@ def test_a_server_without_ranges_sends_everything_again(hub: FakeHub) -> None:
     hub.cut_after, hub.ignores_ranges = [20 * HALF], True
     assert (fetch(MODEL) / "model.safetensors").read_bytes() == WEIGHTS
     assert hub.sent(".safetensors") > len(WEIGHTS) + 15 * HALF
+
+
+def test_a_busy_server_is_asked_again(hub: FakeHub) -> None:
+    hub.busy = [503, 429, 500, 502]
+    assert (fetch(MODEL) / "model.safetensors").read_bytes() == WEIGHTS
+    (cache() / "blobs" / sha256(WEIGHTS)).unlink()
+    hub.busy = [503] * 5
+    assert f"model.safetensors of org/model: 0 of {len(WEIGHTS):,} bytes arrived: " in refused()
+    assert hub.busy == []
+
+
+def test_a_file_that_ends_too_early_is_not_served(hub: FakeHub) -> None:
+    hub.ends_after = 10 * HALF
+    assert f"model.safetensors of org/model is damaged: {10 * HALF:,} bytes" in refused()
+    assert not partial().exists()
+
+
+def test_a_file_that_has_arrived_but_was_not_checked_yet_is_checked(hub: FakeHub) -> None:
+    partial().parent.mkdir(parents=True)
+    partial().write_bytes(WEIGHTS)
+    assert (fetch(MODEL) / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.sent(".safetensors") == 0
+    (cache() / "blobs" / sha256(WEIGHTS)).rename(partial())
+    partial().write_bytes(WEIGHTS[:-1] + b"?")
+    assert "model.safetensors of org/model is damaged" in refused()
+
+
+def test_a_repository_without_weights(hub: FakeHub) -> None:
+    hub.add(NAME, None, {"config.json": b"{}", "model.gguf": b"x"})
+    assert refused() == "org/model holds no safetensors files and no pytorch_model.bin"
 
 
 @pytest.mark.parametrize("begun", [False, True])
