@@ -40,10 +40,8 @@ OF_ROUTER = (
 HELP_WIDTH = 120
 DEFAULTS = "Defaults are in brackets."
 VARIABLES = "Each option can also be set by the environment variable in parentheses; the command line takes precedence."
-NAMES = (
-    "MODEL is a folder or a name on the Hugging Face hub, as ORG/NAME or ORG/NAME@REVISION. Names use the cache "
-    "of huggingface_hub and its variables HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE."
-)
+CACHE = "Names use the cache of huggingface_hub and its variables HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE."
+NAMES = f"MODEL is a folder or a name on the Hugging Face hub, as ORG/NAME or ORG/NAME@REVISION. {CACHE}"
 UNITS = (("G", 2**30), ("M", 2**20), ("K", 2**10), ("", 1))
 
 
@@ -182,7 +180,7 @@ def parser() -> argparse.ArgumentParser:
         "pull",
         help="fetch a model from the hub",
         description="Fetch the files of a model that a server needs into the hub's cache, and print their folder.",
-        epilog=NAMES,
+        epilog=CACHE,
         formatter_class=HelpFormatter,
     )
     get.add_argument("model", metavar="MODEL", help="name on the hub, ORG/NAME or ORG/NAME@REVISION")
