@@ -9,15 +9,12 @@ from baton.models.loading.shards import find_shards
 
 
 def check_source(path: Path) -> None:
-    """Raise ModelError unless `path` is a folder or a GGUF file. The message for a hub id says how to download it."""
-    if path.is_dir() or (path.suffix == SUFFIX and path.is_file()):
-        return
-    if len(path.parts) == 2 and not path.is_absolute() and path.parts[0] not in (".", ".."):
+    """Raise ModelError unless `path` is a folder or a GGUF file."""
+    if not path.is_dir() and not (path.suffix == SUFFIX and path.is_file()):
         raise ModelError(
-            f"{path} is not a folder. If it is the id of a model on the hub, download it first "
-            f"(hf download {path} --local-dir {path.name}) and pass that folder."
+            f"{path} is not a folder with a checkpoint, not a GGUF file, and not a name on the hub such as ORG/NAME or "
+            "ORG/NAME@REVISION"
         )
-    raise ModelError(f"{path} is not a folder with a checkpoint, and not a GGUF file")
 
 
 def read_source_config(path: Path) -> ModelConfig:

@@ -18,7 +18,7 @@ from baton.models.text.grammars.compiling import Grammars
 from baton.models.text.template import Beginning, ChatTemplate, TemplateError
 from baton.models.text.vocabulary import end_ids, read_vocabulary, sampling_of, settings_of
 
-__all__ = ["ModelText", "TemplateError", "load_text"]
+__all__ = ["ModelText", "TemplateError", "load_template", "load_text"]
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
@@ -260,6 +260,11 @@ def _text_of_gguf(path: Path) -> ModelText:
     template = _template(path, settings)
     info = _tokenizer_info(path, settings, template)
     return ModelText(tokenizer, template, end_ids(metadata), _defaults(sampling_of(metadata)), info)
+
+
+def load_template(path: Path) -> ChatTemplate | None:
+    """Load only the chat template of the checkpoint folder `path`. Returns None without one. Raises ValueError."""
+    return _template(path, _json(path / "tokenizer_config.json"))
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def refused(config: Config) -> str:
 
 
 def test_checkpoints_that_cannot_be_loaded(tmp_path: Path) -> None:
-    assert "hf download org/name" in refused(Config(model="org/name"))
+    assert "not a name on the hub" in refused(Config(model="org/name/part"))
     assert str(tmp_path / "none") in refused(Config(model=str(tmp_path / "none")))
     assert "config.json" in refused(Config(model=str(tmp_path)))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
