@@ -61,7 +61,7 @@ def read_gguf(file: Path) -> GgufHeader:
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             try:
                 return _read_header(Cursor(mapped, len(MAGIC)))
-            except (struct.error, UnicodeDecodeError, ValueError, OverflowError) as error:
+            except (struct.error, ValueError, OverflowError, RecursionError) as error:
                 if isinstance(error, ModelError):
                     raise ModelError(f"{file} {error}") from None
                 raise ModelError(f"{file} is damaged: its header does not describe tensors ({error})") from None

@@ -37,10 +37,16 @@ def everything_f32(name: str) -> Type:
     return Type.F32
 
 
-def convert(folder: Path, file: Path, choose: Choose = everything_f32) -> Path:
+def convert(
+    folder: Path,
+    file: Path,
+    choose: Choose = everything_f32,
+    vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
+) -> Path:
     """Write the checkpoint in a folder as a GGUF file.
 
     choose: from a tensor's name to the type of its numbers, for tensors with at least two dimensions
+    vocabulary: writes the tokenizer; None: that of the tests' checkpoints
     """
     config = json.loads((folder / "config.json").read_text())
     config = {**config, **config.get("text_config", {})}
@@ -51,7 +57,7 @@ def convert(folder: Path, file: Path, choose: Choose = everything_f32) -> Path:
     layers = config.get("num_hidden_layers") or len(config["layers_block_type"])
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture])
     write_metadata(writer, family, config, layers)
-    write_vocabulary(writer)
+    (vocabulary or write_vocabulary)(writer)
     names = gguf.get_tensor_name_map(architecture, layers)
     for stored, values in stacked(load_file(folder / "model.safetensors")).items():
         if "visual" in stored:
@@ -81,10 +87,16 @@ def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def write(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: Type) -> None:
     values = tensor.contiguous().numpy()
-    if kind in (Type.F32, Type.F16):
-        writer.add_tensor(name, values.astype(np.float32 if kind is Type.F32 else np.float16))
+    if kind is Type.F32:
+        writer.add_tensor(name, values)
     else:
-        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        data, kind = written_as(values, kind)
+        writer.add_tensor(name, data, raw_dtype=kind)
+
+
+def written_as(values: np.ndarray, kind: Type) -> tuple[np.ndarray, Type]:
+    """Return the data of a tensor that is written as another type, and the type."""
+    return gguf.quants.quantize(values, kind), kind
 
 
 def changed(family: str, config: dict[str, Any], name: str, tensor: Tensor) -> Named:
@@ -258,7 +270,7 @@ def write_metadata(writer: gguf.GGUFWriter, family: str, config: dict[str, Any],
     writer.add_block_count(layers)
     writer.add_context_length(config.get("max_position_embeddings") or config.get("model_max_length") or 4096)
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_vocab_size(VOCABULARY)
+    writer.add_vocab_size(config["vocab_size"])
     eps = config.get("rms_norm_eps") or config.get("layer_norm_epsilon") or config.get("norm_eps")
     writer.add_layer_norm_rms_eps(eps)
     writer.add_layer_norm_eps(eps)
