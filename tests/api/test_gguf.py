@@ -30,7 +30,6 @@ def write_vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_tokenizer_pre("llama-bpe")
     writer.add_token_list([texts[id] for id in sorted(texts)])
     writer.add_token_types([types[id] for id in sorted(texts)])
-    writer.add_token_merges(["t h"])
     writer.add_eos_token_id(next(id for id, text in texts.items() if text == "<|im_end|>"))
     writer.add_add_bos_token(False)
     writer.add_chat_template((BUNDLED / "chat_template.jinja").read_text())

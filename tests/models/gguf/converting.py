@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "kimi_linear": gguf.MODEL_ARCH.KIMI_LINEAR,
 }
 Choose = Callable[[str], Type]
+Vocabulary = Callable[[gguf.GGUFWriter], None]
 EXPERT = re.compile(r".*\.experts\.(\d+)\.(\w+?)(?:_proj)?\.weight")
 PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 
@@ -41,7 +42,7 @@ def convert(
     folder: Path,
     file: Path,
     choose: Choose = everything_f32,
-    vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> Path:
     """Write the checkpoint in a folder as a GGUF file.
 
