@@ -14,7 +14,7 @@ from tests.models.gguf.converting import convert
 BUNDLED = Path(__file__).parents[2] / "models" / "bundled"
 CHAT = [
     {"role": "user", "content": "My name is Clara."},
-    {"role": "assistant", "content": "Hello Clara."},
+    {"role": "assistant", "content": "Nice to meet you, Clara!"},
     {"role": "user", "content": "What is my name?"},
 ]
 
