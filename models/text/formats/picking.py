@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from baton.models.text.formats.content import ToolFormat
-from baton.models.text.formats.granite4 import GRANITE4
-from baton.models.text.formats.hermes import HERMES
+from baton.models.text.formats.hermes import GRANITE4, HERMES
 from baton.models.text.formats.kimi import KIMI
 from baton.models.text.formats.nemotron_v2 import NEMOTRON_V2
 from baton.models.text.formats.qwen3_coder import FUNCTION, QWEN3_CODER

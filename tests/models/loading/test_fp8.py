@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from baton.models.config import ModelError
+from baton.models.families.mamba2 import FAMILY
 from baton.models.loading import checkpoint
 from baton.models.loading.checkpoint import load_model
-from baton.models.mamba2 import FAMILY
 from tests.models.loading.test_loading import Change, assert_loads_alike, copied, load, run
 from tests.models.loading.test_pieces import fuse, fused
 from tests.models.oracle import Oracle

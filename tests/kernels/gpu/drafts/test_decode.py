@@ -45,7 +45,7 @@ def test_results_states_and_rings_are_the_references(make: Make, states: torch.d
     projections = tuple(x[tokens] for x in exact.inputs)
     with gpu.computes_for("cpu"):
         y = found.feed(tokens, slots, positions, drafts, found.ring)
-        where = (*exact.pools, slots, positions, drafts, exact.ring)
+        where = (exact.pools, slots, positions, drafts, exact.ring)
         expected = decode_drafts(exact.decode, projections, columns, exact.constants, *where)
     assert torch.equal(y, expected)
     assert torch.equal(found.ring, exact.ring)
