@@ -152,7 +152,7 @@ def test_logits_differ_as_much_as_transformers_logits_with_these_weights(
     torch.testing.assert_close(found - exact, expected - exact, atol=1e-4, rtol=0)
 
 
-FUSED = ["granitemoehybrid-moe", "nemotron_h-moe", "qwen3_next-moe", "qwen3_5_moe", "kimi_linear-moe"]
+FUSED = ["granitemoehybrid-moe", "nemotron_h-moe", "qwen3_next-moe", "qwen3_5_moe", "kimi_linear-moe", "lfm2_moe"]
 
 
 @pytest.mark.parametrize("name", FUSED)
