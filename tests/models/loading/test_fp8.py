@@ -23,7 +23,7 @@ from tests.models.oracle import Oracle
 LARGEST = 448.0
 ROWS, COLUMNS = 48, 20
 """Size of a block: smaller than the weights, and no divisor of most weights' sizes."""
-PROJECTION = re.compile(r".*(_proj(_[a-z]+)?|_linear)(\.\d)?(\.weight)?")
+PROJECTION = re.compile(r".*(_proj(_[a-z]+)?|_linear|\.w[123])(\.\d)?(\.weight)?")
 
 
 @dataclass(frozen=True)
