@@ -26,7 +26,11 @@ ATTENTION = {"q_layernorm": "q_norm", "k_layernorm": "k_norm", "out_proj": "o_pr
 
 
 class RoutedMLP(nn.Module):
-    """A mixture of routed experts, chosen by the sigmoid of their logits plus, with use_expert_bias, a correction."""
+    """A mixture of routed experts, chosen by the sigmoid of their logits plus, with use_expert_bias, a correction.
+
+    transformers adds 1e-6 to the sum that weights are divided by, which changes them by less than a millionth, unless
+    all chosen scores are near 0.
+    """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
