@@ -131,7 +131,8 @@ template <class T> struct Rows {
         const int64_t count = layer.width(channel), tokens = feed.tokens(row), replayed = feed.replayed(row);
         const int64_t first = feed.offset(row) - replayed, stored = feed.stored(row);
         float *const slot = layer.slot(slots[row]);
-        float *const rows = scratch(0, (layer.history() + MOST_TOKENS) * BLOCK), *const own = rows + layer.history() * BLOCK;
+        float *const rows = scratch(0, (layer.history() + MOST_TOKENS) * BLOCK);
+        float *const own = rows + layer.history() * BLOCK;
         layer.load_slot(slot, channel, count, rows);
         for (int64_t t = 0; t < replayed; t++) {
             const T *const kept = feed.kept(row, t) + channel;
@@ -171,7 +172,8 @@ extern "C" void baton_short_conv_prefill(int type, const void *projected, int64_
     with_type(type, [=](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;
         const T *const from = static_cast<const T *>(projected);
-        const ShortConvolution<T> layer{kernel, channels, taps, bias, from, stride, pool, pool_stride, static_cast<T *>(y)};
+        T *const to = static_cast<T *>(y);
+        const ShortConvolution<T> layer{kernel, channels, taps, bias, from, stride, pool, pool_stride, to};
         Prompts<T>{layer, {segments, chunks, slots, first, starts, saves, saved}}.run();
     });
 }
@@ -187,7 +189,8 @@ extern "C" void baton_short_conv_decode(int type, const void *projected, int64_t
     with_type(type, [=](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;
         const T *const from = static_cast<const T *>(projected);
-        const ShortConvolution<T> layer{kernel, channels, taps, bias, from, stride, pool, pool_stride, static_cast<T *>(y)};
+        T *const to = static_cast<T *>(y);
+        const ShortConvolution<T> layer{kernel, channels, taps, bias, from, stride, pool, pool_stride, to};
         Rows<T>{layer, {begins, offsets, rings, static_cast<T *>(ring), ring_stride, channels}, slots}.run(rows);
     });
 }
