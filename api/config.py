@@ -49,11 +49,11 @@ class Config(Struct, frozen=True, kw_only=True):
     None means that the value is chosen at startup; the help text then ends with the rule for it, in brackets.
     """
 
-    model: Annotated[str | None, MODEL, Meta(description="folder of a Hugging Face checkpoint [the bundled model]")] = (
-        None
-    )
+    model: Annotated[
+        str | None, MODEL, Meta(description="checkpoint folder or hub name, ORG/NAME[@REVISION] [the bundled model]")
+    ] = None
     served_model_name: Annotated[
-        str | None, MODEL, Meta(description="name of the model in the API [the folder's name]")
+        str | None, MODEL, Meta(description="name of the model in the API [the folder's name, or ORG/NAME]")
     ] = None
     max_model_len: Annotated[
         AtLeastTwo | None,
@@ -405,7 +405,7 @@ def load(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ
     for field in fields():
         name = field.name
         if options.get(name) is not None:
-            values[name], source[name] = options[name], flag(name) if name != "model" else "DIR"
+            values[name], source[name] = options[name], flag(name) if name != "model" else "MODEL"
         elif (text := environment.get(variable(name))) or (text is not None and name == "api_key"):
             # An empty variable counts as unset. `check` refuses an empty BATON_API_KEY, so that a server that is meant
             # to require keys does not start without keys.

@@ -1,7 +1,7 @@
 """`baton inspect`: what a checkpoint contains, how much memory it needs here, and why `serve` would refuse it."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from baton.models.loading.integers import bytes_saved
 from baton.models.loading.matching import match
 from baton.models.loading.quantization import Scaled, pair_scales, read_quantization
 from baton.models.loading.shards import StoredTensor, find_shards, read_headers
-from baton.models.text.tokenizer import load_text
+from baton.models.text.tokenizer import load_template, load_text
 
 # Prefix of the Python modules that define layers, and the modules whose classes are not counted, as parts of layers.
 LAYERS, PLAIN = (
@@ -57,7 +57,8 @@ class Room(msgspec.Struct, kw_only=True):
 class Inspection(msgspec.Struct, kw_only=True):
     """Facts about a checkpoint that can be found without its weights; None where unknown. Sizes are in bytes."""
 
-    folder: str
+    folder: str  # or the name of a model on the hub
+    download: int | None = None  # bytes that `baton serve` would fetch from the hub; None for a folder
     family: str | None = None
     layers: dict[str, int] = {}  # number of layers by class
     parameters: int | None = None
@@ -81,7 +82,11 @@ class Inspection(msgspec.Struct, kw_only=True):
 
 def inspect(config: Config, as_json: bool) -> int:
     """Print the facts about the checkpoint. Return the exit code: 1 if `baton serve` would refuse the checkpoint."""
-    found = examine(config)
+    return show(examine(config), as_json)
+
+
+def show(found: Inspection, as_json: bool) -> int:
+    """Print an inspection. Return the exit code."""
     if as_json:
         print(msgspec.json.encode(found).decode())
     else:
@@ -89,8 +94,11 @@ def inspect(config: Config, as_json: bool) -> int:
     return 1 if found.refused else 0
 
 
-def examine(config: Config) -> Inspection:
-    """Examine the checkpoint that the options name, without loading its weights."""
+def examine(config: Config, elsewhere: Collection[str] = ()) -> Inspection:
+    """Examine the checkpoint that the options name, without loading its weights.
+
+    elsewhere: names of tokenizer files that belong to the checkpoint, but are not in its folder
+    """
     path = Path(config.model) if config.model else bundled_model()
     found = Inspection(folder=str(path))
     values = None
@@ -100,7 +108,7 @@ def examine(config: Config) -> Inspection:
     if values is None:
         return found
     stored = examine_files(found, path)
-    examine_text(found, path)
+    examine_text(found, path, elsewhere)
     stored, scaled = examine_quantization(found, path, values, stored)
     model = examine_model(found, values, config, stored, scaled)
     if model is not None:
@@ -134,8 +142,12 @@ def examine_files(found: Inspection, path: Path) -> list[StoredTensor]:
     return stored
 
 
-def examine_text(found: Inspection, path: Path) -> None:
+def examine_text(found: Inspection, path: Path, elsewhere: Collection[str]) -> None:
     """Load the tokenizer. A missing tokenizer is a reason for refusal, unless the weights are missing too."""
+    if any(name in elsewhere for name in TOKENIZER):
+        with noting(found.refused):
+            found.tokenizer, found.chat_template = True, load_template(path) is not None
+        return
     if "weights" in found.missing and not any((path / name).exists() for name in TOKENIZER):
         found.missing.append("tokenizer")
         return
@@ -239,7 +251,9 @@ def examine_room(found: Inspection, model: Model, config: Config) -> None:
 
 def lines(found: Inspection) -> Iterator[tuple[str, str]]:
     """Yield the lines of the report for people, each as a label and a text."""
-    yield "folder", found.folder
+    yield "folder" if found.download is None else "model", found.folder
+    if found.download is not None:
+        yield "to fetch", bytes_of(found.download)
     if found.family is not None:
         yield "family", found.family
         yield "layers", ", ".join(f"{count} {name}" for name, count in found.layers.items()) or "none"

@@ -31,6 +31,8 @@ class Begun(Struct, frozen=True, kw_only=True, tag_field="event", tag="begun"):
     ids: list[str]  # of the ring's requests, one for each sequence
     seeds: list[int]
     limits: list[int]  # tokens that each sequence may have, as far as the engine's context reaches
+    weights: str  # ServedModel.weights
+    created: int = 0  # of a response: when it was created, in seconds of Unix time
 
 
 class SentPart(Struct, frozen=True, array_like=True):
@@ -46,22 +48,28 @@ class TokensSent(Struct, frozen=True, kw_only=True, tag_field="event", tag="sent
     """A comment after events: the tokens that they are made of."""
 
     parts: list[SentPart]
+    events: int = 0  # of a response: all events so far
 
 
 class Resumption(Struct, frozen=True, kw_only=True):
     """The beginning of a stream that its client already has."""
 
-    seeds: list[int]
-    limits: list[int]
+    begun: Begun
     parts: list[SentPart]  # for each sequence, in order, all tokens so far
+    events: int = 0  # of a response: all events so far
 
 
-def begun(generation: Generation) -> bytes:
+def begun(model: ServedModel, generation: Generation, created: int = 0) -> bytes:
     """Return the comment after the opening of a stream."""
     requests = [member.request for member in generation.members]
-    limits = [each.stops.max_tokens for each in requests]
     return comment(
-        Begun(ids=[each.id for each in requests], seeds=[each.sampling.seed for each in requests], limits=limits)
+        Begun(
+            ids=[each.id for each in requests],
+            seeds=[each.sampling.seed for each in requests],
+            limits=[each.stops.max_tokens for each in requests],
+            weights=model.weights,
+            created=created,
+        )
     )
 
 
@@ -100,14 +108,16 @@ def resumed(
 ) -> tuple[list[Request], list[Earlier]]:
     """Return the requests with the seeds and limits of the first engine, and the output that the client has.
 
-    Raises ApiError 400 if they do not fit together, or if this engine's context is too short for the limits: the
-    stream would end earlier here.
+    Raises ApiError 400 if they do not fit together, if this engine has other weights, or if its context is too short
+    for the limits: the stream would end earlier here.
     """
-    parts, seeds, limits = resumption.parts, resumption.seeds, resumption.limits
+    parts, seeds, limits = resumption.parts, resumption.begun.seeds, resumption.begun.limits
     if not len(parts) == len(seeds) == len(limits) == len(requests) or [part.index for part in parts] != [
         *range(len(parts))
     ]:
         raise errors.bad_request(f"{RESUME}: expected {len(requests)} sequences", RESUME, "invalid_value")
+    if resumption.begun.weights != model.weights:
+        raise errors.bad_request(f"{RESUME}: the first engine has other weights", RESUME, "model_mismatch")
     found = list[Earlier]()
     for request, part, limit in zip(requests, parts, limits, strict=True):
         if request.stops.max_tokens < limit:

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import anyio
@@ -26,6 +25,7 @@ from baton.api.connections.registry import CONNECTIONS
 from baton.api.errors import ApiError
 from baton.api.generation.gateway import Gateway
 from baton.api.generation.served_model import ServedModel
+from baton.api.hub.names import default_served_name
 from baton.api.machine.signals import Signals, leave
 from baton.api.server import RingView, Server
 from baton.api.sessions.store import SESSIONS, SessionStore
@@ -153,7 +153,7 @@ class Process:
         self._stop = asyncio.Event()
         self._scope = anyio.CancelScope()  # of everything but the last writes
         self._failure: Exit | None = None
-        name = config.served_model_name or (Path(config.model).resolve().name if config.model else "baton")
+        name = config.served_model_name or default_served_name(config.model)
         metrics = Metrics(name)
         self._server = Server(config, Gateway(config.request_timeout, metrics), metrics, name)
         self._server.spans = open_spans(config, name)

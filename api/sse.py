@@ -14,6 +14,7 @@ from baton.api.errors import DRAINING, ApiError
 from baton.api.exchange import STREAM_ERROR
 from baton.api.generation.outputs import Generation
 from baton.api.resuming import RESUMABLE, ROUTED, begun, passed
+from baton.api.server import SERVER
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -87,7 +88,8 @@ async def stream(
     response = web.StreamResponse(headers=HEADERS | ({RESUMABLE: "1"} if is_routed else {}))
     await response.prepare(request)
     try:
-        await response.write(framing.frames(encoder.opening()) + (begun(generation) if is_routed else b""))
+        model = request.app[SERVER].loaded()
+        await response.write(framing.frames(encoder.opening()) + (begun(model, generation) if is_routed else b""))
         while True:
             events = [event for index, output in batch for event in encoder.delta(index, output)]
             if generation.finished:

@@ -84,7 +84,8 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         sizes = size(config, batch, model, max_model_len, stream, host)
         numbers = sizes.slots, sizes.pages, sizes.page_size
         pools = allocate_pools(model, *numbers, device, stream, sizes.max_running, batch.drafts)
-        tiers = build_lower_tiers(config, model, sizes, path, host)
+        name = name_states(config, model, path)
+        tiers = build_lower_tiers(config, model, sizes, name, host)
         runs = recording(model, pools, sizes.max_running, pools.pages_for(max_model_len + 1))
         lengths = sizes.max_running, max_model_len
         computes = make_device(runs, pools, *lengths, host, stream, batch.step_tokens)
@@ -103,12 +104,11 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         "reasoning_parser": formats.reasoning.name if formats.reasoning is not None else None,
     }
     grammars = grammar_compiler(text, model.vocab_size)
-    served = ServedModel(text, model.vocab_size, max_model_len, info, formats, grammars, sizes.max_running)
+    served = ServedModel(text, model.vocab_size, max_model_len, info, formats, grammars, sizes.max_running, name)
     peering = None
     if config.peer or config.peer_listen is not None:
         try:
-            names = name_states(config, model, path), dtype_name(config, path)
-            peering = Peering(config, *names, sizes, tiers.host, served)
+            peering = Peering(config, name, dtype_name(config, path), sizes, tiers.host, served)
         except OSError as error:
             raise StartError(f"cannot listen for peers on {config.peer_listen}: {error.strerror or error}") from error
     return LoadedModel(
@@ -261,9 +261,10 @@ class LowerTiers:
     disk: StateFiles | None  # the state files; None without --session-dir
 
 
-def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, path: Path, host: HostStates) -> LowerTiers:
+def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, name: str, host: HostStates) -> LowerTiers:
     """Make the tiers below the pool, and scan the state files in --session-dir.
 
+    name: the fingerprint of the model's states
     host: with an arena, which is all of host memory that copies may take
     """
     arena = host.arena
@@ -279,7 +280,7 @@ def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, path: Path
     )
     if config.session_dir is None:
         return LowerTiers(limits, host, None)
-    files = StateFiles(Path(config.session_dir) / "states", name_states(config, model, path), host)
+    files = StateFiles(Path(config.session_dir) / "states", name, host)
     files.scan()
     return LowerTiers(limits, host, files)
 

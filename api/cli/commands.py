@@ -1,6 +1,6 @@
-"""The command line: `baton serve [DIR] | route | chat | inspect [DIR] | doctor | version`.
+"""The command line: `baton serve [MODEL] | route | chat | inspect [MODEL] | pull MODEL | list | doctor | version`.
 
-The options of serve, route and inspect are made from api/config.py:Config.
+MODEL is a folder or a name on the hub. The options of serve, route and inspect are made from api/config.py:Config.
 """
 
 import argparse
@@ -8,18 +8,23 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from baton.api import config as configuration
 from baton.api.cluster.arguments import add_commands as add_cluster_commands
 from baton.api.config import Config, ConfigError, description, flag, group_of, is_size, variable
+from baton.api.hub.names import hub_name
 from baton.api.machine.environment import expand_segments
 from baton.api.machine.signals import Signals
 from baton.api.machine.threads import spin_briefly
 from baton.api.terminal.client import DEFAULT_URL
 from baton.api.version import VERSION
+
+if TYPE_CHECKING:
+    from baton.api.serve import Load
 
 OF_SIZE = (
     "model", "max_model_len", "dtype", "state_dtype", "quantize", "device", "state_slots", "state_strategy",
@@ -35,6 +40,8 @@ OF_ROUTER = (
 HELP_WIDTH = 120
 DEFAULTS = "Defaults are in brackets."
 VARIABLES = "Each option can also be set by the environment variable in parentheses; the command line takes precedence."
+CACHE = "Names use the cache of huggingface_hub and its variables HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE."
+NAMES = f"MODEL is a folder or a name on the Hugging Face hub, as ORG/NAME or ORG/NAME@REVISION. {CACHE}"
 UNITS = (("G", 2**30), ("M", 2**20), ("K", 2**10), ("", 1))
 
 
@@ -50,6 +57,10 @@ def run(arguments: Sequence[str], signals: Signals) -> int:
 
         options["api_key"] = options["api_key"] or first_key(os.environ)
         return chat(**options)
+    if command == "pull":
+        from baton.api.cli.pulling import pull
+
+        return pull(options["model"])
     if command == "cluster":
         from baton.api.cluster.commands import run as run_cluster
 
@@ -60,6 +71,10 @@ def run(arguments: Sequence[str], signals: Signals) -> int:
         from baton.api.machine.doctor import doctor
 
         return doctor(options["json"])
+    if command == "list":
+        from baton.api.cli.listing import list_models
+
+        return list_models(options["json"])
     as_json = options.pop("json", False)
     try:
         config = configuration.load(options)
@@ -72,17 +87,36 @@ def run(arguments: Sequence[str], signals: Signals) -> int:
         print(f"baton: {error}", file=sys.stderr)
         return 2
     if command == "inspect":
-        from baton.api.inspection import inspect
-
-        return inspect(config, as_json)
+        return run_inspect(config, as_json)
     if command == "route":
         from baton.api.routing.serve import route
 
         return route(config, signals)
     from baton.api.serve import serve
+
+    return serve(config, loader(config), signals)
+
+
+def run_inspect(config: Config, as_json: bool) -> int:
+    """Inspect a folder or, with huggingface_hub, a name on the hub."""
+    if (name := hub_name(config.model)) is not None:
+        from baton.api.cli.by_name import inspect_by_name
+
+        return inspect_by_name(config, name, as_json)
+    from baton.api.inspection import inspect
+
+    return inspect(config, as_json)
+
+
+def loader(config: Config) -> "Load":
+    """Return the function that loads the model; for a name on the hub, the one that fetches it first."""
+    if (name := hub_name(config.model)) is not None:
+        from baton.api.cli.by_name import load_by_name
+
+        return partial(load_by_name, name)
     from baton.api.wiring import load
 
-    return serve(config, load, signals)
+    return load
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -96,14 +130,14 @@ class HelpFormatter(argparse.HelpFormatter):
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     top = argparse.ArgumentParser(prog="baton", description="Serve language models with a recurrent state.")
-    names = "serve | route | cluster | chat | inspect | doctor | version"
+    names = "serve | route | cluster | chat | inspect | pull | list | doctor | version"
     commands = top.add_subparsers(dest="command", required=True, metavar=names)
     serve = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
-        usage="baton serve [DIR] [OPTION ...]",
-        description="Serve the model in DIR, or the bundled model, over HTTP.",
-        epilog=f"{DEFAULTS} SIZE is a number of bytes, such as 512M or 4G. {VARIABLES}",
+        usage="baton serve [MODEL] [OPTION ...]",
+        description="Serve MODEL, or the bundled model, over HTTP.",
+        epilog=f"{DEFAULTS} {NAMES} SIZE is a number of bytes, such as 512M or 4G. {VARIABLES}",
         formatter_class=HelpFormatter,
     )
     add_options(serve, (field for field in configuration.fields() if field.name != "engine"))
@@ -134,14 +168,28 @@ def parser() -> argparse.ArgumentParser:
     look = commands.add_parser(
         "inspect",
         help="show what a checkpoint holds and needs, and whether it can be served",
-        usage="baton inspect [DIR] [OPTION ...]",
-        description="Show what the checkpoint in DIR, or the bundled model, holds and how much memory it needs on this "
-        "machine, without loading its weights. Exits with 1 if `baton serve` would refuse it.",
-        epilog=f"{DEFAULTS} {VARIABLES}",
+        usage="baton inspect [MODEL] [OPTION ...]",
+        description="Show what MODEL, or the bundled model, holds and how much memory it needs on this machine, "
+        "without loading or fetching its weights. Exits with 1 if `baton serve` would refuse it.",
+        epilog=f"{DEFAULTS} {NAMES} {VARIABLES}",
         formatter_class=HelpFormatter,
     )
     add_options(look, (field for field in configuration.fields() if field.name in OF_SIZE))
     look.add_argument("--json", action="store_true", help="print one JSON object")
+    get = commands.add_parser(
+        "pull",
+        help="fetch a model from the hub",
+        description="Fetch the files of a model that a server needs into the hub's cache, and print their folder.",
+        epilog=CACHE,
+        formatter_class=HelpFormatter,
+    )
+    get.add_argument("model", metavar="MODEL", help="name on the hub, ORG/NAME or ORG/NAME@REVISION")
+    cached = commands.add_parser(
+        "list",
+        help="list the models in the hub's cache",
+        description="List the models in the hub's cache, and for each what keeps it from being served on this machine.",
+    )
+    cached.add_argument("--json", action="store_true", help="print one JSON array")
     examine = commands.add_parser("doctor", help="show this machine's hardware, and which kernels run on it")
     examine.add_argument("--json", action="store_true", help="print one JSON object")
     commands.add_parser("version", help="print the version")
@@ -167,7 +215,7 @@ def add_option(to: argparse._ArgumentGroup, field: msgspec.inspect.Field) -> Non
     """Add one option. `configuration.load` checks its value, with the same rules for environment and command line."""
     name = field.name
     if name == "model":
-        to.add_argument(name, nargs="?", metavar="DIR", help=f"{describe(field)} ({variable(name)})")
+        to.add_argument(name, nargs="?", metavar="MODEL", help=f"{describe(field)} ({variable(name)})")
         return
     more: dict[str, Any] = {"dest": name, "help": f"{describe(field)} ({variable(name)})"}
     if isinstance(field.default, bool):

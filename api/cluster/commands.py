@@ -16,6 +16,7 @@ from baton.api.cluster.plan import KEYS, peer_addresses, shared_keys
 from baton.api.cluster.processes import Launcher
 from baton.api.cluster.supervisor import Supervisor
 from baton.api.config import Config, ConfigError, load
+from baton.api.hub.names import hub_name
 from baton.api.machine.signals import Signals
 from baton.api.telemetry import logs
 
@@ -36,8 +37,10 @@ def run(options: dict[str, Any], signals: Signals) -> int:
 
 
 def in_folder(cluster: ClusterFile, folder: Path) -> ClusterFile:
-    """Return the cluster with the whole path of its model, which is relative to the file's folder."""
-    model = str((folder / cluster.model).resolve()) if cluster.model is not None else None
+    """Return the cluster with the whole path of its model, which is relative to the file's folder, or a name."""
+    if cluster.model is None or (hub_name(cluster.model) is not None and not (folder / cluster.model).exists()):
+        return cluster
+    model = str((folder / cluster.model).resolve())
     return msgspec.structs.replace(cluster, model=model)
 
 

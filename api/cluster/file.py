@@ -53,7 +53,7 @@ class ClusterFile(Struct, forbid_unknown_fields=True, kw_only=True):
     """A cluster: one router, and groups of engines that serve one model."""
 
     engines: Annotated[dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]*$")], EngineGroup], Meta(min_length=1)]
-    model: str | None = None  # a folder, relative to the file's [the bundled model]
+    model: str | None = None  # a folder, relative to the file's, or a name on the hub [the bundled model]
     launcher: Literal["local", "ray"] = "local"
     linked: bool = True  # whether engines exchange states, and hand over what they have when they leave
     options: dict[str, Any] = {}  # of every engine, as in `baton serve --help`

@@ -97,3 +97,4 @@ class ServedModel:
     formats: OutputFormats = field(default_factory=OutputFormats)  # how the model writes reasoning and tool calls
     grammars: GrammarCompiler = field(default_factory=no_grammars)
     max_running: int = 16  # maximum requests that run at once
+    weights: str = ""  # fingerprint of the weights and of the layout of states; empty: unknown

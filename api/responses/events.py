@@ -59,6 +59,7 @@ class Transcript:
         self.over = False
         self.changed = asyncio.Event()
         self.prefill_only = prefill_only
+        self.taken_over = 0  # events that another engine has sent, whose text is one delta here
         self._parsed: ParsedAnswer | None = parsed
         self._logprobs_of = logprobs_of
         self._logprobs: list[msgspec.Raw] = []  # log probabilities not yet added to an item
@@ -78,6 +79,16 @@ class Transcript:
         item = self._items[-1]
         closing = item.closing if item is not self._opened else 0
         return self._numbers[-1] + item.opening + len(item.growing) + closing + self.over
+
+    @property
+    def opening(self) -> int:
+        """The number of events before any output."""
+        return len(self._first)
+
+    @property
+    def unmarked(self) -> bool:
+        """Whether there is text that is not part of an event yet."""
+        return self._opened is not None and self._opened.growing.unmarked
 
     @property
     def size(self) -> int:
@@ -107,6 +118,18 @@ class Transcript:
                 self._logprobs += self._logprobs_of(output)
             self._note(self._parsed, self._parsed.add(output))
         self.changed.set()
+
+    def take_over(self, output: Output, events: int) -> None:
+        """Add the output that a client has from another engine.
+
+        events: how many the client has; the next event gets the number after them
+        """
+        self.add(output)
+        if self._opened is not None:
+            self._opened.growing.mark()
+        if self._items:
+            self._items[-1].growing.pad(events - self.count)
+        self.taken_over = self.count
 
     def finish(self, status: str, member: Member, error: ApiError | None = None) -> None:
         """End the response: close the open item, and complete the response object."""
@@ -226,8 +249,21 @@ class EventCursor:
         if after >= transcript.count:
             message = f"the response has no event {after} yet"
             raise errors.bad_request(message, "starting_after", "invalid_value")
+        if 0 <= after < transcript.taken_over - 1:
+            message = f"event {after} was lost with its engine: read the response from its beginning"
+            raise errors.bad_request(message, "starting_after", "event_lost")
         self._transcript = transcript
         self._next = after + 1
+
+    @property
+    def position(self) -> int:
+        """The number of the next event."""
+        return self._next
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the reader has got all that the response has so far."""
+        return self._next == self._transcript.count and not self._transcript.unmarked
 
     @property
     def over(self) -> bool:

@@ -2,7 +2,7 @@
 
 import io
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -48,13 +48,23 @@ class GrowingText:
         self._written.write(text)
         self._length += len(text)
 
-    def mark(self) -> None:
-        """Set a mark at the end, if there is text since the last mark: that text becomes a delta."""
+    @property
+    def unmarked(self) -> bool:
+        """Whether there is text since the last mark."""
         at = self._marks[-1] if self._marks else 0
         logprobs_at = self._logprob_marks[-1] if self._logprob_marks else 0
-        if self._whole is None and (self._length > at or len(self.logprobs) > logprobs_at):
+        return self._whole is None and (self._length > at or len(self.logprobs) > logprobs_at)
+
+    def mark(self) -> None:
+        """Set a mark at the end, if there is text since the last mark: that text becomes a delta."""
+        if self.unmarked:
             self._marks.append(self._length)
             self._logprob_marks.append(len(self.logprobs))
+
+    def pad(self, marks: int) -> None:
+        """Add marks at the end: deltas without text."""
+        self._marks.extend([self._length] * marks)
+        self._logprob_marks.extend([len(self.logprobs)] * marks)
 
     def close(self) -> None:
         """End the growth of the text. The text since the last mark becomes the last delta."""
@@ -254,3 +264,10 @@ def message_item(id: str, role: str, text: str) -> Item:
     if answered:
         part |= {"annotations": [], "logprobs": []}
     return {"id": id, "type": "message", "role": role, "status": "completed", "content": [part]}
+
+
+def frames(events: Sequence[Event]) -> bytes:
+    """Encode events as SSE frames with the events' names."""
+    return b"".join(
+        [b"event: " + event["type"].encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n" for event in events]
+    )

@@ -1,20 +1,22 @@
 """/v1/responses over HTTP. The server stores responses, so that a later response can continue an earlier one."""
 
-import msgspec
 from aiohttp import web
 
 from baton.api import errors
+from baton.api.errors import DRAINING
 from baton.api.exchange import GENERATION, STREAM_ERROR, answer_json, answer_with_error, read_body
 from baton.api.parsing import read_number
 from baton.api.responses.events import EventCursor
 from baton.api.responses.input_items import list_items
-from baton.api.responses.items import Event
+from baton.api.responses.items import frames
 from baton.api.responses.request import read_request
+from baton.api.responses.run import ResponseRun
 from baton.api.responses.start import start_response
 from baton.api.responses.store import RESPONSES, StoredResponse
+from baton.api.resuming import RESUMABLE, ROUTED, SentPart, TokensSent, begun, comment
 from baton.api.security import owner_of
 from baton.api.server import SERVER
-from baton.api.sse import HEADERS, PING
+from baton.api.sse import HEADERS, PING, leave_to_router
 
 routes = web.RouteTableDef()
 
@@ -30,6 +32,8 @@ async def create_response(request: web.Request) -> web.StreamResponse:
         if body.stream:
             if not body.background:
                 await run.wait_begun(server.config.ping_interval)
+            if is_resumable(request, run):
+                return await resumable_stream(request, run)
             return await stream(request, run.response)
         if body.background:
             return answer_json(run.response.body)
@@ -48,6 +52,43 @@ async def stream(request: web.Request, stored: StoredResponse, after: int = -1) 
         await response.write(frames(await reader.next(request.app[SERVER].config.ping_interval)) or PING)
     if stored.body["error"] is not None:
         request[STREAM_ERROR] = stored.body["error"]["code"]
+    return response
+
+
+def is_resumable(request: web.Request, run: ResponseRun) -> bool:
+    """Return whether another engine knows all that this response depends on, and its client is a router."""
+    body = run.response.body
+    alone = not body["background"] and not run.is_turn and run.response.previous is None
+    return ROUTED in request.headers and alone and not run.has_logprobs
+
+
+async def resumable_stream(request: web.Request, run: ResponseRun) -> web.StreamResponse:
+    """Answer with a stream of a response's events, and comments for the router.
+
+    A comment follows when all text so far is part of an event. The output that the client has from another engine is
+    left out: an empty comment stands for it.
+    """
+    transcript, ping = run.transcript, request.app[SERVER].config.ping_interval
+    response = web.StreamResponse(headers=HEADERS | {RESUMABLE: "1"})
+    await response.prepare(request)
+    opening = frames(transcript.events(0, transcript.opening))
+    opening += begun(request.app[SERVER].loaded(), run.generation, run.response.body["created_at"])
+    noted = 0
+    if transcript.taken_over:
+        opening, noted = opening + comment(TokensSent(parts=[])), run.taken_over
+    await response.write(opening)
+    reader = EventCursor(transcript, max(transcript.opening, transcript.taken_over) - 1)
+    while not reader.over:
+        events = await reader.next(ping)
+        if run.error is not None and run.error.code == DRAINING:
+            leave_to_router(request)
+        note = b""
+        if events and reader.caught_up:
+            part = SentPart(0, bytes(run.tokens[noted:]), run.shown, transcript.over)
+            note, noted = comment(TokensSent(parts=[part], events=reader.position)), len(run.tokens)
+        await response.write(frames(events) + note or PING)
+    if run.error is not None:
+        request[STREAM_ERROR] = run.error.code or run.error.type
     return response
 
 
@@ -90,9 +131,3 @@ async def cancel_response(request: web.Request) -> web.Response:
 def find(request: web.Request) -> StoredResponse:
     """Return the stored response that the path names. Raises ApiError 404."""
     return request.app[RESPONSES].get(owner_of(request), request.match_info["response"])
-
-
-def frames(events: list[Event]) -> bytes:
-    return b"".join(
-        [b"event: " + event["type"].encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n" for event in events]
-    )

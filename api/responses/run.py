@@ -44,6 +44,9 @@ class ResponseRun:
         self.response = response
         self.generation = generation
         self.error: ApiError | None = None  # why the response failed, or why its turn was not saved
+        self.tokens = bytearray()  # of all outputs in the transcript, packed
+        self.shown = 0  # characters of the text of these outputs
+        self.taken_over = 0  # bytes of `tokens` that another engine has sent
         self._server = server
         self._responses = responses
         self._owner = owner
@@ -80,6 +83,16 @@ class ResponseRun:
         return self.response.body
 
     @property
+    def is_turn(self) -> bool:
+        """Whether the response is a turn of a session."""
+        return self._turn is not None
+
+    @property
+    def has_logprobs(self) -> bool:
+        [member] = self.generation.members
+        return member.request.logprobs is not None
+
+    @property
     def unsaved(self) -> bool:
         """Whether the answer is complete but its turn could not be saved to disk."""
         return self.error is not None and self.error.code == NOT_SAVED
@@ -108,9 +121,27 @@ class ResponseRun:
             if member.finish_reason in (None, "error", "grammar"):
                 raise
 
+    def take_over(self, events: int) -> None:
+        """Begin after the output of another engine. Call this before `run_to_end`.
+
+        events: how many that engine has sent
+        """
+        [member] = self.generation.members
+        output = member.take()
+        assert output is not None
+        self._count(output)
+        self.taken_over = len(self.tokens)
+        self.transcript.take_over(output, events)
+        self._begun.set()
+
     def _add(self, output: Output) -> None:
+        self._count(output)
         self.transcript.add(output)
         self._begun.set()
+
+    def _count(self, output: Output) -> None:
+        self.tokens += output.tokens
+        self.shown += len(output.text)
 
     def _end(self) -> None:
         """End the response, and update the store, before any reader sees the end."""

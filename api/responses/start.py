@@ -1,5 +1,6 @@
 """The start of a response: from the body of a request to the running task."""
 
+import re
 import time
 import uuid
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from baton.api.generation.request_builder import build_request
 from baton.api.generation.served_model import ServedModel, Text
 from baton.api.generation.tool_choice import read_tool_use
 from baton.api.openai.chat_answers import choice_logprobs
+from baton.api.parsing import RESUME
 from baton.api.responses.context import chain_messages, find_previous, open_turn
 from baton.api.responses.events import Transcript
 from baton.api.responses.input import Find, read_input
@@ -29,6 +31,7 @@ from baton.api.responses.response_tools import read_response_tool
 from baton.api.responses.run import ResponseRun
 from baton.api.responses.store import RESPONSES, StoredResponse
 from baton.api.responses.truncation import render_what_fits
+from baton.api.resuming import Resumption, read_resumption, resumed
 from baton.api.security import owner_of
 from baton.api.server import SERVER
 from baton.api.sessions.log import Turn, is_fed
@@ -37,6 +40,7 @@ from baton.api.sessions.store import SESSIONS
 from baton.api.sessions.turns import extend_chat
 
 Messages = list[dict[str, Any]]
+ID = re.compile(r"resp_[0-9a-f]{32}")
 
 
 async def start_response(
@@ -48,7 +52,8 @@ async def start_response(
     caller_records: the caller logs the end of the response.
     """
     server, responses = request.app[SERVER], request.app[RESPONSES]
-    owner, id = owner_of(request), f"resp_{uuid.uuid4().hex}"
+    owner, resumption = owner_of(request), read_resumption(request)
+    id, created = begin_response(resumption)
     model = server.ready(body.model)
     if body.background and not responses.enabled:
         raise errors.unsupported("background", "needs stored responses: --response-retention is 0")
@@ -67,20 +72,34 @@ async def start_response(
             prompt = await extend_chat(model, turn, added, chat.variables, chat.tools, render_of(body))
         plan = await plan_output(model, prompt, chat)
         built = build_request(model, id, prompt, params_of(body, salt, plan.grammar))
-        generation = submit(request, model, built, turn)
+        generation = submit(request, model, built, turn, resumption)
         unless_begun.pop_all()
     logprobs = partial(encoded_logprobs, model.text) if body.logprobs else None
-    description = describe(server.name, body, built, turn, store=body.store and responses.enabled)
+    description = describe(server.name, body, built, turn, created, store=body.store and responses.enabled)
     transcript = Transcript(description, plan.parser(id), logprobs, prefill_only=not body.generate)
     response = StoredResponse(id=id, transcript=transcript, previous=previous, messages=chat.messages)
     if turn is not None:
         response.base = turn.base
     if description["store"]:
+        if resumption is not None:
+            responses.delete(owner, id)  # This engine may have begun it too, before another one continued it.
         responses.put(owner, response)
     log = None if caller_records else structlog.get_logger().bind(id=request[REQUEST_ID])
     run = ResponseRun(server, responses, owner, response, generation, turn, log)
+    if resumption is not None:
+        run.take_over(resumption.events)
     server.spawn(run.run_to_end())
     return run
+
+
+def begin_response(resumption: Resumption | None) -> tuple[str, int]:
+    """Return the id of a response and when it was created: those that its client knows. Raises ApiError 400."""
+    if resumption is None:
+        return f"resp_{uuid.uuid4().hex}", int(time.time())
+    ids = resumption.begun.ids
+    if len(ids) != 1 or not ID.fullmatch(ids[0]):
+        raise errors.bad_request(f"{RESUME}: expected the id of one response", RESUME, "invalid_value")
+    return ids[0], resumption.begun.created
 
 
 async def read_chat(model: ServedModel, body: ResponseRequest, find: Find) -> ChatInput:
@@ -110,9 +129,16 @@ def render_of(body: ResponseRequest) -> Render:
     return render_what_fits if body.truncation == "auto" else render
 
 
-def submit(request: web.Request, model: ServedModel, built: Request, turn: OpenTurn | None) -> Generation:
+def submit(
+    request: web.Request, model: ServedModel, built: Request, turn: OpenTurn | None, resumption: Resumption | None
+) -> Generation:
     """Submit the response's request to the ring. Raises ApiError: 400, 404, 503."""
     gateway = request.app[SERVER].gateway
+    if resumption is not None:
+        if turn is not None:
+            raise errors.bad_request(f"{RESUME}: a turn cannot be continued", RESUME, "invalid_value")
+        requests, earlier = resumed(model, [built], resumption)
+        return gateway.submit(requests, request_context(request), earlier)
     if turn is None:
         return gateway.submit([built], request_context(request))
     if turn.session.closed:
@@ -127,13 +153,15 @@ def encoded_logprobs(text: Text, output: Output) -> list[msgspec.Raw]:
     return [msgspec.Raw(msgspec.json.encode(item)) for item in choice_logprobs(text, output.logprobs).content]
 
 
-def describe(model: str, body: ResponseRequest, request: Request, turn: OpenTurn | None, store: bool) -> dict[str, Any]:
+def describe(
+    model: str, body: ResponseRequest, request: Request, turn: OpenTurn | None, created: int, store: bool
+) -> dict[str, Any]:
     """Return the response object at the beginning of a response."""
     effective = body.instructions if turn is None or not is_fed(turn.base) else None
     description = {
         "id": request.id,
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": created,
         "completed_at": None,
         "status": "queued" if body.background else "in_progress",
         "background": body.background,

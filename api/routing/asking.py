@@ -12,6 +12,8 @@ from baton.api.routing.prompts import Chain, Raw, read_chain
 # The last part of a path that holds the id of a session or response, and the part before it.
 HOLDERS = ("sessions", "conversations", "responses")
 OPENING = ("/v1/sessions", "/v1/conversations", "/open_session")
+COUNTING = ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens")
+"""Paths that do not compute the prompt in their bodies."""
 NOT_IDS = ("input_tokens",)  # POST /v1/responses/input_tokens counts the tokens of a body
 FIELDS = ("previous_response_id", "conversation", "session", "session_id", "session_params")
 """The fields of a body that name a session or response, or hold an object with its id."""
@@ -38,7 +40,8 @@ def read_asking(path: str, body: bytes, owner: bytes) -> Asking:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             fields = {}
     id = _id_in_path(path) or _id_in_body(fields)
-    return Asking(read_chain(fields, owner), name_of(owner, id) if id else "", path in OPENING and not id)
+    chain = read_chain({} if path in COUNTING else fields, owner)
+    return Asking(chain, name_of(owner, id) if id else "", path in OPENING and not id)
 
 
 def _id_in_path(path: str) -> str:

@@ -13,6 +13,7 @@ from baton.api.anthropic.errors import error_body, is_messages
 from baton.api.anthropic.reply import frames as named_frames
 from baton.api.connections.body import whole_body
 from baton.api.errors import ApiError
+from baton.api.events.frames import name_of
 from baton.api.events.places import PLACES
 from baton.api.exchange import REQUEST_ID
 from baton.api.parsing import RESUME
@@ -33,6 +34,7 @@ from baton.api.routing.streams import StreamCopy
 from baton.api.security import owner_of
 from baton.api.sse import DONE, frames
 
+RESPONSES = "/v1/responses"
 LATER_S = 1.0  # after an engine's own 504, which is the better answer
 LOST = "the engine was lost in the middle of the answer, and no other one can continue it"
 
@@ -78,6 +80,8 @@ class Delivery:
             if again is None:
                 break
             self._counts.continued.inc()
+            if request.path == RESPONSES and copy.id:
+                self._fleet.take_over(name_of(owner_of(request), copy.id), again.view)
             begun = again
             copy.begin_again()
         self._counts.interrupted.inc()
@@ -129,7 +133,7 @@ def interruption(request: web.Request) -> bytes:
     error = errors.unavailable(LOST, "engine_lost")
     if is_messages(request.path):
         return named_frames([error_body(error, request[REQUEST_ID])])
-    if request.path.startswith("/v1/responses"):
+    if request.path.startswith(RESPONSES):
         about = {"type": "error", "code": error.code, "message": error.message, "param": None}
         return b"event: error\ndata: " + msgspec.json.encode(about) + b"\n\n"
     return frames([error.body()]) + DONE

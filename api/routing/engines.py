@@ -2,11 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -21,7 +21,7 @@ from baton.api.routing.index import StateIndex
 SILENCE_S = 2.0  # an engine is left out after so long without an event; one is due every half second
 RETRY_S = 0.25  # until a lost engine is asked again, twice as long each time
 LONGEST_RETRY_S = 1.0
-T = TypeVar("T")
+MOST_TAKEN_OVER = 10_000  # responses that engines have continued, the latest ones
 EVENTS = msgspec.json.Decoder(Snapshot | Change)
 
 
@@ -43,20 +43,29 @@ class EngineView:
     requests: int = 0  # that were sent to it since it was found
     opened: int = 0  # sessions that were sent to it since the last event
     following: asyncio.Task[None] | None = None
-    lost: asyncio.Event = field(default_factory=asyncio.Event)  # set when it is lost, and replaced when it is found
     closing: set[Callable[[], object]] = field(default_factory=set)  # each ends the wait for an answer
 
-    async def unless_lost(self, work: Awaitable[T]) -> T:
-        """Return the result of a request to this engine. Raises ConnectionError if the engine is lost before."""
-        task, lost = asyncio.ensure_future(work), asyncio.ensure_future(self.lost.wait())
-        try:
-            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise ConnectionError("the engine is silent")
-            return task.result()
-        finally:
+    @contextmanager
+    def unless_lost(self) -> Iterator[None]:
+        """Wait for this engine in the block: if the engine is lost, the block ends with ConnectionError."""
+        task, is_lost = asyncio.current_task(), False
+        assert task is not None
+        cancelled = task.cancelling()
+
+        def cancel() -> None:
+            nonlocal is_lost
+            is_lost = True
             task.cancel()
-            lost.cancel()
+
+        if self.phase == "lost":
+            raise ConnectionError(self.why)
+        try:
+            with self.closing_when_lost(cancel):
+                yield
+        except asyncio.CancelledError:
+            if is_lost and task.uncancel() <= cancelled:
+                raise ConnectionError("the engine is silent") from None
+            raise
 
     @contextmanager
     def closing_when_lost(self, close: Callable[[], object]) -> Iterator[None]:
@@ -81,6 +90,7 @@ class Fleet:
         self.engines = Engines(self.index)
         self._views: dict[int, EngineView] = {}
         self._holders: dict[str, int] = {}  # the engine of each session and response, by name
+        self._taken_over: OrderedDict[str, int] = OrderedDict()  # the engine that has continued a response, by name
         self._numbers = count()
         self._news = asyncio.Event()  # is set, and replaced, after each event
         self._headers = headers
@@ -117,8 +127,14 @@ class Fleet:
 
     def holder(self, name: str) -> EngineView | None:
         """Return the engine that has a session or response, by its name (see `name_of`)."""
-        number = self._holders.get(name)
-        return self._views[number] if number is not None else None
+        number = self._taken_over.get(name, self._holders.get(name))
+        return self._views.get(number) if number is not None else None
+
+    def take_over(self, name: str, view: EngineView) -> None:
+        """Note that an engine has continued a response, of which the engine that began it has only a part."""
+        self._taken_over[name] = view.number
+        if len(self._taken_over) > MOST_TAKEN_OVER:
+            self._taken_over.popitem(last=False)
 
     async def find(
         self, name: str, seconds: float, but: EngineView | None = None, lost: bool = True
@@ -174,7 +190,6 @@ class Fleet:
         if view.phase != "lost":
             structlog.get_logger().warning("engine lost", engine=view.name or view.url, why=why)
         view.phase, view.why = "lost", why
-        view.lost.set()
         for close in list(view.closing):
             close()
         self.engines.remove(view.number)
@@ -210,8 +225,6 @@ class Fleet:
     def _take(self, view: EngineView, event: Snapshot | Change) -> None:
         """Take in an event. Raises ValueError if events are missing before it."""
         if isinstance(event, Snapshot):
-            if view.lost.is_set():
-                view.lost = asyncio.Event()
             if view.phase == "lost":
                 view.requests = 0
                 structlog.get_logger().info("engine found", engine=event.name, url=view.url, phase=event.phase)

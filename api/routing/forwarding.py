@@ -142,11 +142,13 @@ class Forwarder:
         url = URL(f"{view.url}{call.path}", encoded=True)
         asking = self._http.request(call.method, url, data=call.body, headers=call.headers, allow_redirects=False)
         try:
-            answer = await view.unless_lost(asking)
+            with view.unless_lost():
+                answer = await asking
             if answer.status == 200 and answer.content_type == EVENT_STREAM:
                 return EngineStream(view, answer)
             async with answer:
-                body = await view.unless_lost(answer.read())
+                with view.unless_lost():
+                    body = await answer.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self._fleet.doubt(view, f"{type(error).__name__}: {error}")
             raise Unanswered(str(error) or type(error).__name__) from error

@@ -122,8 +122,9 @@ class ClientSocket:
         """Connect to an engine. Raises aiohttp.ClientError if it does not take the websocket."""
         headers, url = passed_on(self._request.headers, OF_SOCKETS), f"{view.url}{self._request.path_qs}"
         offered = subprotocols(self._request) or [SUBPROTOCOL]  # one may hold the API key
-        connecting = self._http.ws_connect(url, headers=headers, protocols=offered, max_msg_size=0)
-        engine = self._engines[view] = EngineSocket(await view.unless_lost(connecting))
+        with view.unless_lost():
+            socket = await self._http.ws_connect(url, headers=headers, protocols=offered, max_msg_size=0)
+        engine = self._engines[view] = EngineSocket(socket)
         self._start(self._pump(view, engine))
 
     async def send(self, view: EngineView, data: bytes) -> None:

@@ -27,6 +27,7 @@ class StreamCopy:
         self._begun: Begun | None = None  # of the first engine
         self._tokens: list[bytearray] = []  # of each sequence, as far as they were passed on
         self._shown: list[int] = []
+        self._events = 0  # of a response, as the engine counts them
         self._ended: set[int] = set()  # the sequences that have ended
         self._rest = b""  # the beginning of a frame
         self._frames: list[bytes] = []  # frames whose comment has not come yet
@@ -41,7 +42,12 @@ class StreamCopy:
             return None
         tokens = zip(self._tokens, self._shown, strict=True)
         parts = [SentPart(index, bytes(each), shown, False) for index, (each, shown) in enumerate(tokens)]
-        return Resumption(seeds=self._begun.seeds, limits=self._begun.limits, parts=parts)
+        return Resumption(begun=self._begun, parts=parts, events=self._events)
+
+    @property
+    def id(self) -> str:
+        """The id of the first sequence; empty until the engine has said it."""
+        return self._begun.ids[0] if self._begun is not None else ""
 
     @property
     def can_go_on(self) -> bool:
@@ -100,6 +106,7 @@ class StreamCopy:
         self._renamed = [(other.encode(), own.encode()) for other, own in ids if other != own]
 
     def _count(self, event: TokensSent) -> None:
+        self._events = event.events
         for part in event.parts:
             self._tokens[part.index] += part.tokens
             self._shown[part.index] = part.shown

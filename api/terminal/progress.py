@@ -12,13 +12,13 @@ class ProgressBar:
 
     def __init__(self, label: str) -> None:
         self._label = label
-        self._shown = sys.stderr.isatty()
+        self.is_shown = sys.stderr.isatty()
         self._drawn = 0.0
 
     def update(self, done: int, total: int) -> None:
         """Redraw the bar, but not more often than REDRAW_S."""
         now = time.monotonic()
-        if not self._shown or not total or (done < total and now - self._drawn < REDRAW_S):
+        if not self.is_shown or not total or (done < total and now - self._drawn < REDRAW_S):
             return
         self._drawn = now
         filled = WIDTH * done // total
@@ -27,6 +27,6 @@ class ProgressBar:
 
     def close(self) -> None:
         """Remove the bar from the terminal."""
-        if self._shown and self._drawn:
+        if self.is_shown and self._drawn:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-        self._shown = False
+        self.is_shown = False

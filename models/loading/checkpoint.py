@@ -127,15 +127,11 @@ def random_model(
 
 
 def check_folder(path: Path) -> None:
-    """Raise ModelError unless `path` is a folder. The message for a hub id says how to download the model."""
-    if path.is_dir():
-        return
-    if len(path.parts) == 2 and not path.is_absolute() and path.parts[0] not in (".", ".."):
+    """Raise ModelError unless `path` is a folder."""
+    if not path.is_dir():
         raise ModelError(
-            f"{path} is not a folder. If it is the id of a model on the hub, download it first "
-            f"(hf download {path} --local-dir {path.name}) and pass that folder."
+            f"{path} is not a folder with a checkpoint, and not a name on the hub such as ORG/NAME or ORG/NAME@REVISION"
         )
-    raise ModelError(f"{path} is not a folder with a checkpoint")
 
 
 def find_family(config: ModelConfig) -> Family:

@@ -16,7 +16,7 @@ from baton.models.text.encoder import Encoded, PieceEncoder
 from baton.models.text.grammars.compiling import Grammars
 from baton.models.text.template import Beginning, ChatTemplate, TemplateError
 
-__all__ = ["ModelText", "TemplateError", "load_text"]
+__all__ = ["ModelText", "TemplateError", "load_template", "load_text"]
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
@@ -248,6 +248,11 @@ def load_text(path: Path) -> ModelText:
     template = _template(path, settings)
     eos_ids = _eos_ids(path, tokenizer, generation, config, settings)
     return ModelText(tokenizer, template, eos_ids, _defaults(generation), _tokenizer_info(path, settings, template))
+
+
+def load_template(path: Path) -> ChatTemplate | None:
+    """Load only the chat template of the checkpoint folder `path`. Returns None without one. Raises ValueError."""
+    return _template(path, _json(path / "tokenizer_config.json"))
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def test_help_shows_every_option_in_its_group(capsys: pytest.CaptureFixture[str]
     sections = dict(re.findall(r"^(\w[\w ]*):\n((?:  .*\n)+)", help_text(capsys), re.MULTILINE))
     assert list(sections) == ["options", *dict.fromkeys(group_of(field) for field in fields())]
     for field in fields():
-        name = "DIR" if field.name == "model" else flag(field.name)
+        name = "MODEL" if field.name == "model" else flag(field.name)
         assert re.search(rf"^  {name}\b", sections[group_of(field)], re.MULTILINE), name
     assert len(re.findall(r"^  -", sections["options"], re.MULTILINE)) == 1  # only --help is in no group
 

@@ -39,7 +39,7 @@ def refused(config: Config) -> str:
 
 
 def test_checkpoints_that_cannot_be_loaded(tmp_path: Path) -> None:
-    assert "hf download org/name" in refused(Config(model="org/name"))
+    assert "not a name on the hub" in refused(Config(model="org/name/part"))
     assert str(tmp_path / "none") in refused(Config(model=str(tmp_path / "none")))
     assert "config.json" in refused(Config(model=str(tmp_path)))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
@@ -137,7 +137,7 @@ def test_host_memory_is_counted_as_it_is_kept(tmp_path: Path, lines: int) -> Non
     model, config = HashModel(256, 8, 64), Config(page_size=4)
     sizes = size(config, batch_limits(config, False, 0), model, 64, CpuStream())
     cut = lines_of(model, 4)
-    limits = build_lower_tiers(config, model, sizes, tmp_path, HostStates(arena_of(cut, lines))).limits
+    limits = build_lower_tiers(config, model, sizes, "", HostStates(arena_of(cut, lines))).limits
     assert (limits.host_bytes, limits.page_size, limits.lines) == (lines * cut.nbytes, 4, cut)
 
 

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import msgspec
 
+from baton.api.cluster.commands import in_folder
 from baton.api.cluster.file import ClusterFile
 from baton.api.cluster.plan import engine_spec, peer_addresses, router_spec
 
@@ -47,3 +48,11 @@ def test_the_router_has_the_engines_keys() -> None:
     spec = router_spec(cluster(router={"port": 8000}), ["http://a", "http://b"])
     assert spec.options == {"port": 8000, "engine": ["http://a", "http://b"], "api_key": ["a"]}
     assert spec.arguments("127.0.0.1", 1)[-5:].count("--engine") == 2
+
+
+def test_the_model_of_a_cluster_is_a_folder_or_a_name(tmp_path: Path) -> None:
+    assert in_folder(cluster(), tmp_path).model is None
+    assert in_folder(cluster(model="granite"), tmp_path).model == str(tmp_path / "granite")
+    assert in_folder(cluster(model="org/model@v1"), tmp_path).model == "org/model@v1"
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    assert in_folder(cluster(model="org/model"), tmp_path).model == str(tmp_path / "org" / "model")

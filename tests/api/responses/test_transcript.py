@@ -1,6 +1,7 @@
 """Readers of a transcript: whenever they read and however the output is split, they see one numbered event stream."""
 
 from collections import defaultdict
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -90,3 +91,35 @@ def test_a_cursor_beyond_the_events_is_refused() -> None:
     transcript = Transcript(body(False), ParsedAnswer(MODEL, Prompt([1])))
     with pytest.raises(ApiError):
         EventCursor(transcript, 2)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    parts=st.lists(PARTS, min_size=1, max_size=6),
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    share=st.floats(0, 1),
+    finish=st.sampled_from(["stop", "length"]),
+)
+def test_a_stream_that_another_engine_continues_is_one_stream(
+    parts: list[str], sizes: list[int], share: float, finish: str
+) -> None:
+    first, second = (Transcript(body(False), ParsedAnswer(MODEL, Prompt([1]), USE, "resp_1")) for _ in range(2))
+    text = "".join(parts)
+    cursor, events, at = EventCursor(first), list[dict[str, Any]](), 0
+    while at < share * len(text):
+        piece = text[at : at + sizes[len(events) % len(sizes)]]
+        first.add(Output("resp_1", piece, b"", 1, 0))
+        at += len(piece)
+        while not cursor.caught_up:
+            read_on(cursor, first, events)
+    read_on(cursor, first, events)
+    second.take_over(Output("resp_1", text[:at], b"", 1, 0), cursor.position)
+    assert second.taken_over == second.count == cursor.position
+    with pytest.raises(ApiError, match="lost with its engine") if second.count > 1 else nullcontext():
+        EventCursor(second, 0)
+    cursor = EventCursor(second, second.count - 1)
+    second.add(Output("resp_1", text[at:], b"", 1, 0))
+    second.finish("completed" if finish == "stop" else "incomplete", member(finish))
+    while not cursor.over:
+        read_on(cursor, second, events)
+    check(events, second)

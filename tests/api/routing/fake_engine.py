@@ -53,7 +53,7 @@ class FakeEngine:
             return web.json_response({"error": {"message": "no"}}, status=400)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", RESUMABLE: "1"})
         await response.prepare(request)
-        opening = b'data: {"n": 1}\n\n' + comment(Begun(ids=["a"], seeds=[1], limits=[9]))
+        opening = b'data: {"n": 1}\n\n' + comment(Begun(ids=["a"], seeds=[1], limits=[9], weights=""))
         await response.write(opening + b'data: {"n": 2}\n\n' + comment(TokensSent(parts=[SentPart(0, pack([5]), 1)])))
         await asyncio.sleep(0.05)
         assert request.transport is not None

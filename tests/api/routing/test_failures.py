@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -83,6 +84,37 @@ async def read_messages(url: str, number: int) -> tuple[str, list[str]]:
     return "".join(delta["text"] for delta in deltas), kinds
 
 
+async def read_response(url: str, number: int) -> tuple[str, dict[str, Any]]:
+    """Return the text of a stream of Responses, and the response at its end. No event may be missing or be repeated."""
+    body = {"input": f"{number}," * 9, "max_output_tokens": TOKENS, "temperature": 0, "stream": True}
+    async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/responses", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        lines = (await answer.read()).decode().splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    first, last = events[0]["response"], events[-1]["response"]
+    assert (first["id"], first["created_at"]) == (last["id"], last["created_at"])
+    [message] = last["output"]
+    assert {event["item_id"] for event in events if "item_id" in event} == {message["id"]}
+    text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert message["content"][0]["text"] == text and last["usage"]["output_tokens"] == TOKENS
+    return text, last
+
+
+async def check_found(url: str, response: dict[str, Any]) -> None:
+    """Check that a stored response, after its engine has failed, can be read and continued."""
+    path = f"{url}/v1/responses/{response['id']}"
+    async with aiohttp.ClientSession() as http:
+        async with http.get(path) as answer:
+            assert (answer.status, await answer.json()) == (200, response)
+        async with http.get(path, params={"stream": "true"}) as answer:
+            numbers = re.findall(rb'"sequence_number":(\d+)', await answer.read())
+            assert [*map(int, numbers)] == [*range(len(numbers))]
+        body = {"input": "on", "max_output_tokens": 1, "previous_response_id": response["id"]}
+        async with http.post(f"{url}/v1/responses", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+
+
 def chat(number: int, **fields: Any) -> dict[str, Any]:
     return CHAT | {"messages": [{"role": "user", "content": f"{number}," * 9}], "seed": number} | fields
 
@@ -95,6 +127,7 @@ async def test_another_engine_continues_the_streams(
     url = engines[1].url
     streams = [asyncio.ensure_future(read(router.url, CHATS, body)) for body in bodies]
     messages = [asyncio.ensure_future(read_messages(router.url, number)) for number in range(STREAMS // 2)]
+    responses = [asyncio.ensure_future(read_response(router.url, number)) for number in range(STREAMS // 2)]
     await asyncio.sleep(random.uniform(0.2, 0.6))
     victim = engines[0]
     victim.process.send_signal(how)
@@ -102,6 +135,7 @@ async def test_another_engine_continues_the_streams(
         async with asyncio.timeout(20):
             found = [text_of(events) for events in await asyncio.gather(*streams)]
             found_messages = await asyncio.gather(*messages)
+            found_responses = await asyncio.gather(*responses)
     finally:
         victim.process.send_signal(signal.SIGCONT)
         if how is signal.SIGKILL:
@@ -114,6 +148,9 @@ async def test_another_engine_continues_the_streams(
     lengths = {len(text) for text, _ in found_messages}
     assert found_messages == await asyncio.gather(*(read_messages(url, number) for number in range(STREAMS // 2)))
     assert lengths == {TOKENS}
+    for number, (text, response) in enumerate(found_responses):
+        assert text == (await read_response(url, number))[0]
+        await check_found(router.url, response)
 
 
 async def test_what_the_client_left_to_chance_is_continued_too(

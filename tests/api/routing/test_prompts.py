@@ -139,3 +139,8 @@ def test_more_chains_are_known_where_more_states_are() -> None:
         chains.learn(chain, 5, [(5, number)])
         states.add(number)
     assert chains.demand(first).places
+
+
+def test_a_prompt_that_is_only_counted_is_not_one_that_an_engine_computes() -> None:
+    body = {"messages": [{"role": "user", "content": "Hello"}]}
+    assert read(**body).chain.digests and not read("/v1/messages/count_tokens", **body).chain.digests

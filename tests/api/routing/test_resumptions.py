@@ -30,6 +30,7 @@ STREAMS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT | {"max_tokens": TOKENS, "ignore_eos": True},
     "/v1/completions": {"prompt": "Hello", "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0, "stream": True},
     "/v1/messages": CHAT | {"model": "default", "max_tokens": TOKENS},
+    "/v1/responses": {"input": "Hello", "max_output_tokens": TOKENS, "temperature": 0, "stream": True},
     "/generate": {"input_ids": [80, 81], "stream": True, "sampling_params": {"max_new_tokens": TOKENS}},
 }
 
@@ -44,8 +45,10 @@ def checkpoint(folder: Path, **config: Any) -> Path:
 class Engines:
     """Engines in front of which a router runs. The first one answers alone until the other one joins."""
 
-    def __init__(self, stack: ExitStack, first: Path, other: Path) -> None:
-        engines = [ServerProcess([*SERVE, str(each)]) for each in (first, other)]  # both start at the same time
+    def __init__(self, stack: ExitStack, first: Path, other: Path, *options: str) -> None:
+        """options: of the other engine."""
+        started = [*SERVE, str(first)], [*SERVE, str(other), *options]
+        engines = [ServerProcess(each) for each in started]  # both start at the same time
         self.first, self.other = map(stack.enter_context, engines)
         self.router = stack.enter_context(ServerProcess([*ROUTE, "--engine", self.first.url]))
 
@@ -99,18 +102,23 @@ async def test_a_refused_resumption_ends_the_stream_with_an_error(path: str) -> 
 
 def check_lost(path: str, event: dict[str, Any]) -> None:
     """Check that this event says that the engine was lost. An error of Messages has no code."""
-    assert event["error"].get("code") == (None if path == "/v1/messages" else "engine_lost"), event
-    assert "the engine was lost" in event["error"]["message"]
+    error = event if path == "/v1/responses" else event["error"]
+    assert error.get("code") == (None if path == "/v1/messages" else "engine_lost"), event
+    assert "the engine was lost" in error["message"]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    "config", [{"vocab_size": 8}, {"max_position_embeddings": 96}], ids=["another model", "a short context"]
+    ("config", "options"),
+    [({"delay_ms": [9, 9]}, ()), ({}, ("--max-model-len", "96"))],
+    ids=["another model", "a short context"],
 )
 async def test_a_stream_whose_resumption_is_refused_ends_with_an_error(
-    stack: ExitStack, tmp_path: Path, config: dict[str, int]
+    stack: ExitStack, tmp_path: Path, config: dict[str, Any], options: tuple[str, ...]
 ) -> None:
-    engines = Engines(stack, checkpoint(tmp_path / "model"), checkpoint(tmp_path / "other", **config))
+    """The other model has the same vocabulary and context, and would go on with other tokens."""
+    other = checkpoint(tmp_path / "other", **config)
+    engines = Engines(stack, checkpoint(tmp_path / "model"), other, *options)
     streams = [asyncio.ensure_future(read(engines.router.url, path, body)) for path, body in STREAMS.items()]
     await engines.fail_over(len(STREAMS))
     for path, events in zip(STREAMS, await asyncio.gather(*streams), strict=True):

@@ -475,8 +475,8 @@ def test_errors_for_folders_without_a_checkpoint_say_what_to_do(
     oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match="hf download org/name --local-dir name"):
-        load(Path("org/name"))
+    with pytest.raises(ModelError, match=r"name/part is not a folder .* not a name on the hub such as ORG/NAME"):
+        load(Path("org/name/part"))
     with pytest.raises(ModelError, match="nowhere is not a folder"):
         load(tmp_path / "nowhere")
     with pytest.raises(ModelError, match=r"holds no config\.json"):
