@@ -67,7 +67,7 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(description="quantize projection weights at load: int8 takes 1/2 of bfloat16's memory, int4 1/4"),
     ] = "none"
     tool_parser: Annotated[
-        Literal["auto", "granite4", "hermes", "kimi", "nemotron_v2", "qwen3_coder", "none"],
+        Literal["auto", "granite4", "hermes", "kimi", "lfm2", "nemotron_v2", "qwen3_coder", "none"],
         MODEL,
         Meta(description="format of the model's tool calls; auto detects it from chat template and family"),
     ] = "auto"

@@ -11,7 +11,7 @@ from baton.actors.forward.torch_device import TorchDevice
 from baton.actors.requests import Request, Sampling, Stops
 from baton.actors.tokens import pack
 from baton.kernels.runtime import triton
-from baton.models.layers.row_classes import row_classes
+from baton.models.layers.operations import row_classes
 
 # Request fields that make a row report all kinds of log probabilities.
 REPORTING: dict[str, Any] = {"logprobs": 2, "prompt_logprobs_from": 0, "logprob_ids": (0, 0)}

@@ -17,10 +17,14 @@ ENDS_CONFIG = KernelConfig({"BLOCK": 256}, 2)
 """The configuration of _keep_ends."""
 
 
-def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, table: ChunkTable) -> Tensor:
+def conv1d_prefill(
+    x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, table: ChunkTable, gate: Tensor | None = None
+) -> Tensor:
     """Compute reference.conv1d_prefill, except that the result is in x's dtype, float32 or bfloat16.
 
-    x and the pool may be strided in their first dimension.
+    x, the gate and the pool may be strided in their first dimension.
+
+    gate: [T, channels]; if given, the convolution is multiplied by it, without SiLU.
     """
     (tokens, channels), kernel = x.shape, len(taps)
     y = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
@@ -35,10 +39,11 @@ def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, t
     launch(
         _convolve,
         (cdiv(channels, config.blocks["BLOCK"]) * table.chunks,),
-        *(x, taps, bias, pool, y),
+        *(x, taps, bias, gate, pool, y),
         *(table.slots, table.first, table.starts, table.owner, table.saves, table.saved),
         config=config,
         TOKENS=LONGEST,
+        GATE_ROW=0 if gate is None else row_stride(gate),
         **sizes,
     )
     # This launch comes after _convolve, because it overwrites the slots that _convolve reads.
@@ -62,6 +67,7 @@ def _convolve(
     x_ptr,
     taps_ptr,
     bias_ptr,
+    gate_ptr,
     pool_ptr,
     y_ptr,
     slots_ptr,
@@ -76,6 +82,7 @@ def _convolve(
     SLOT: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
+    GATE_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Compute BLOCK channels of one chunk, and write the last inputs to the slots of the checkpoints at its end.
@@ -107,8 +114,14 @@ def _convolve(
         y += values * tl.load(taps_ptr + k * CHANNELS + channel, inside, other=0.0)[None, :]
     if bias_ptr is not None:
         y += tl.load(bias_ptr + channel, inside, other=0.0)[None, :]
+    exists = live[:, None] & inside[None, :]
+    if gate_ptr is None:
+        y = silu(y)
+    else:
+        gate_places = token[:, None] * GATE_ROW + channel[None, :]
+        y *= tl.load(gate_ptr + begin * GATE_ROW + gate_places, exists, other=0.0).to(tl.float32)
     y_places = token[:, None] * CHANNELS + channel[None, :]
-    tl.store(y_ptr + begin * CHANNELS + y_places, silu(y).to(y_ptr.dtype.element_ty), live[:, None] & inside[None, :])
+    tl.store(y_ptr + begin * CHANNELS + y_places, y.to(y_ptr.dtype.element_ty), exists)
 
     # Write the checkpoints. No segment reads their slots, so nothing is overwritten that is still to be read.
     if KERNEL > 1:

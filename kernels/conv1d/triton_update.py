@@ -16,8 +16,9 @@ CANDIDATES = [KernelConfig({"BLOCK": block}, warps) for block, warps in [(256, 2
 
 
 def conv1d_update(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, slots: Tensor) -> Tensor:
-    """Compute reference.conv1d_update. x, float32 or bfloat16, and the pool may be strided in their first dimension.
+    """Compute reference.conv1d_update with SiLU.
 
+    x, float32 or bfloat16, and the pool may be strided in their first dimension.
     Padding rows may share a slot, because neither the slot's contents nor the results of these rows are used.
     """
     rows, (kernel, channels) = len(x), taps.shape
@@ -77,13 +78,16 @@ def _update(
 
 @jit
 def convolved(window, taps, bias, KERNEL: tl.constexpr):
-    """Return SiLU of the convolution of KERNEL inputs, the oldest first. bias: None if there is none.
+    """Return SiLU of the convolution of KERNEL inputs, the oldest first. bias: None if there is none."""
+    return silu(summed(window, taps, bias, KERNEL))
 
-    Each kernel that calls this sums in the same order.
-    """
+
+@jit
+def summed(window, taps, bias, KERNEL: tl.constexpr):
+    """Return the convolution of KERNEL inputs. Each kernel that calls this sums in the same order."""
     y = window[0] * taps[0]
     for k in tl.static_range(1, KERNEL):
         y += window[k] * taps[k]
     if bias is not None:
         y += bias
-    return silu(y)
+    return y

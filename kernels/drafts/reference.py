@@ -13,8 +13,7 @@ def decode_drafts(
     projections: tuple[Tensor, ...],
     columns: tuple[slice, ...],
     constants: object,
-    conv_pool: Tensor,
-    state_pool: Tensor,
+    pools: tuple[Tensor, ...],
     slots: Tensor,
     positions: Tensor,
     drafts: Drafts,
@@ -24,8 +23,8 @@ def decode_drafts(
 
     Equal, to the bit, to a step of `decode` for each token that is kept, where results do not depend on other rows.
 
-    decode: the operation for one token of each row, which takes (*projections, constants, conv_pool, state_pool, slots,
-        positions) and updates both pools.
+    decode: the operation for one token of each row, which takes (*projections, constants, *pools, slots, positions) and
+        updates the pools.
     projections: the layer's inputs, [fed tokens, columns] each.
     columns: those of each projection that decide the state, in their order in the ring; an empty slice where none does.
     slots: int64 [R], all different.
@@ -37,14 +36,14 @@ def decode_drafts(
         slot, position = slots[row : row + 1], positions[row : row + 1]
         for draft in range(replayed):
             inputs = _with_columns(projections, columns, ring[index, draft])
-            y = decode(*inputs, constants, conv_pool, state_pool, slot, position - replayed + draft)
+            y = decode(*inputs, constants, *pools, slot, position - replayed + draft)
             outputs.append(y[:0])  # where no row feeds a token, the result has no rows, but columns
         inputs_of = [[x[token : token + 1] for x in projections] for token in range(first, end)]
-        pools, where = (conv_pool, state_pool), slot
+        own, where = pools, slot
         for number, inputs in enumerate(inputs_of):
             if number == 1:
-                pools, where = (conv_pool[slot], state_pool[slot]), torch.zeros_like(slot)
-            outputs.append(decode(*inputs, constants, *pools, where, position + number))
+                own, where = tuple(pool[slot] for pool in pools), torch.zeros_like(slot)
+            outputs.append(decode(*inputs, constants, *own, where, position + number))
         for draft, token in enumerate(range(first + 1, end)):
             ring[index, draft] = torch.cat([x[token, part] for x, part in zip(projections, columns, strict=True)])
     return torch.cat(outputs)

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from baton.models.config import ModelConfig, ModelError
 from baton.models.family import Family, Piece, whole
-from baton.models.gguf import delta, kimi, mamba
+from baton.models.gguf import delta, kimi, lfm2, mamba
 from baton.models.gguf.header import GgufHeader
 from baton.models.gguf.metadata import Metadata
 
+LAST_NORMS = ("output_norm.weight", "token_embd_norm.weight")
 KEY = "gguf_architecture"  # of the config: the architecture, by whose names the tensors are read
 
 
@@ -44,6 +45,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3next": Architecture(delta.qwen3_next, delta.QWEN, mamba.DECODER, delta.STACKS, delta.undo),
     "qwen35": Architecture(delta.qwen3_5, delta.QWEN, mamba.DECODER, {}, delta.undo_tiled),
     "qwen35moe": Architecture(delta.qwen3_5, delta.QWEN, mamba.DECODER, delta.STACKS, delta.undo_tiled),
+    "lfm2": Architecture(lfm2.config, lfm2.NAMES, lfm2.DECODER, {}, lfm2.undo),
+    "lfm2moe": Architecture(lfm2.config, lfm2.NAMES, lfm2.DECODER, lfm2.STACKS, lfm2.undo),
     "kimi-linear": Architecture(kimi.config, kimi.NAMES, mamba.DECODER, delta.STACKS, kimi.undo),
 }
 
@@ -80,7 +83,7 @@ def pieces(family: Family, name: str, config: ModelConfig) -> list[Piece]:
     """Return which parameters the tensor `name` of a GGUF file fills; [] for layers that predict further tokens."""
     architecture = ARCHITECTURES[config.values[KEY]]
     embeddings, layers, norm = architecture.outer
-    outer = {"token_embd.weight": embeddings, "output_norm.weight": norm, "output.weight": "lm_head.weight"}
+    outer = {"token_embd.weight": embeddings, "output.weight": "lm_head.weight", **dict.fromkeys(LAST_NORMS, norm)}
     if name in outer:
         return _pieces_of(family, outer[name], architecture.undo(name, config), config)
     prefix, _, rest = name.partition(".")

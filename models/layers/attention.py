@@ -27,6 +27,7 @@ class AttentionSettings:
     scale: float  # factor of the products q·k
     bias: bool  # whether all projections have a bias
     norm_eps: float | None = None  # epsilon of the norms of each head's query and key; None: no norms
+    norm_offset: float = 1.0  # added to the weights of these norms
     gated: bool = False  # whether the output is multiplied by the sigmoid of a further projection
     seen_from: int = 0  # the first position that tokens attend to
 
@@ -38,6 +39,7 @@ class AttentionSettings:
         head_dim: tuple[str, ...] = ("head_dim",),
         scale: float | None = None,
         norm_eps: float | None = None,
+        norm_offset: float = 1.0,
         gated: bool = False,
     ) -> "AttentionSettings":
         """Read the sizes, which all families name alike.
@@ -55,6 +57,7 @@ class AttentionSettings:
             scale=width**-0.5 if scale is None else scale,
             bias=config.flag("attention_bias", default=False),
             norm_eps=norm_eps,
+            norm_offset=norm_offset,
             gated=gated,
         )
 
@@ -86,8 +89,8 @@ class Attention(nn.Module):
         self.v_proj = Linear(s.hidden, s.kv_heads * s.head_dim, s.bias, dtype)
         gates = s.heads * s.head_dim
         self.gate_proj = Linear(s.hidden, gates, s.bias, dtype, gates) if s.gated else None  # never quantized
-        self.q_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype, offset=1.0)
-        self.k_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype, offset=1.0)
+        self.q_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype, s.norm_offset)
+        self.k_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype, s.norm_offset)
         self.o_proj = Linear(s.heads * s.head_dim, s.hidden, s.bias, dtype)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:

@@ -76,16 +76,17 @@ class SigmoidRouter(nn.Module):
     """A router that weights the experts that it chooses by the sigmoid of their logits.
 
     Experts are chosen within the best groups, by score plus a correction. The correction does not change the weights.
-    weight: float32 [count, hidden]. e_score_correction_bias: float32 [count].
+    weight: float32 [count, hidden]. e_score_correction_bias: float32 [count]; None if not `corrected`.
     rule: a routing rule with sigmoid scores.
     """
 
-    def __init__(self, hidden: int, count: int, rule: RoutingRule) -> None:
+    def __init__(self, hidden: int, count: int, rule: RoutingRule, corrected: bool = True) -> None:
         super().__init__()
         check_rule(count, rule)
         self.rule = rule
         self.weight = nn.Parameter(torch.empty(count, hidden, dtype=torch.float32))
-        self.e_score_correction_bias = nn.Parameter(torch.empty(count, dtype=torch.float32))
+        correction = nn.Parameter(torch.empty(count, dtype=torch.float32)) if corrected else None
+        self.e_score_correction_bias = correction
         self.packed: PackedWeight | None = None
 
     def forward(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:

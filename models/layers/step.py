@@ -22,6 +22,7 @@ class MixKernels(NamedTuple):
     prefill: Callable[..., Tensor]
     decode: Callable[..., Tensor]  # for one token of each row
     decode_drafts: Callable[..., Tensor]  # for the tokens of rows with drafts
+    tensors: int = 2  # how many state tensors a layer has: the convolution's last inputs, and a recurrent state
 
 
 @runtime_checkable
@@ -53,13 +54,13 @@ class BatchPlan:
     def mix(self, index: int, kernels: MixKernels, constants: object, *inputs: Tensor) -> Tensor:
         """Run a recurrent layer's kernels over the batch.
 
-        index: the layer's number among the model's recurrent layers, from 0. Its state tensors are pools.state[2·index]
-            and pools.state[2·index + 1].
+        index: the layer's number among the model's recurrent layers, from 0. All of them have the same kernels, and the
+            state tensors of layer i are the i-th `kernels.tensors` of pools.state.
         constants: the layer's constants, which the kernels get.
         inputs: projected hidden states, [tokens, …] each.
         Returns the kernels' output, [tokens, inner].
         """
-        pools = self.pools.state[2 * index : 2 * index + 2]
+        pools = self.pools.state[kernels.tensors * index : kernels.tensors * (index + 1)]
         mixed = list[Tensor]()
         if self.prefill:
             mixed.append(kernels.prefill(*(x[: self.prefilled] for x in inputs), constants, *pools, self.prefill))

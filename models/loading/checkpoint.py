@@ -8,9 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from baton.models import bamba, falcon_h1, granitemoehybrid, kimi_linear, mamba2, nemotron_h, qwen3_5, qwen3_next
 from baton.models.batch import Model
 from baton.models.config import ModelConfig, ModelError
+from baton.models.families import (
+    bamba,
+    falcon_h1,
+    granitemoehybrid,
+    kimi_linear,
+    lfm2,
+    mamba2,
+    nemotron_h,
+    qwen3_5,
+    qwen3_next,
+)
 from baton.models.family import Family, Piece
 from baton.models.gguf.architectures import translated
 from baton.models.hash import HashModel
@@ -33,6 +43,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe": qwen3_5.FAMILY,
     "qwen3_5_moe_text": qwen3_5.FAMILY,
     "kimi_linear": kimi_linear.FAMILY,
+    "lfm2": lfm2.FAMILY,
+    "lfm2_moe": lfm2.FAMILY,
     "hash": Family(
         build=lambda config, *dtypes: HashModel.from_config(config.values),
         pieces=lambda name, config: [Piece(name)],

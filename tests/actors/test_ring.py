@@ -55,7 +55,15 @@ NEMOTRON_H = {
 }
 VOCABULARY = 97
 MODELS = {"mamba2": MAMBA2, "nemotron_h": NEMOTRON_H, "qwen3_next": settings_of("qwen3_next-moe", VOCABULARY)}
-OTHERS = ("granitemoehybrid-moe", "bamba", "falcon_h1", "nemotron_h-moe-latent", "qwen3_5_moe", "kimi_linear-moe")
+OTHERS = (
+    "granitemoehybrid-moe",
+    "bamba",
+    "falcon_h1",
+    "nemotron_h-moe-latent",
+    "qwen3_5_moe",
+    "kimi_linear-moe",
+    "lfm2_moe",
+)
 FAMILIES = MODELS | {name: settings_of(name, VOCABULARY) for name in OTHERS}
 
 

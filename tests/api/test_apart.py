@@ -18,7 +18,7 @@ from tests.models.oracle import settings_of
 pytestmark = pytest.mark.anyio
 # Without attention, a hybrid, a gated delta net, and experts.
 FAMILIES = ("mamba2", "granitemoehybrid", "qwen3_next", "granitemoehybrid-moe")
-OTHERS = ("qwen3_5_moe", "nemotron_h-moe-latent", "bamba", "falcon_h1", "kimi_linear-moe")
+OTHERS = ("qwen3_5_moe", "nemotron_h-moe-latent", "bamba", "falcon_h1", "kimi_linear-moe", "lfm2_moe")
 ALL = [*FAMILIES, *(pytest.param(family, marks=pytest.mark.soak) for family in OTHERS)]
 SEEDED = {"temperature": 1.0, "sampling_seed": 7}
 

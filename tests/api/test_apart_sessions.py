@@ -89,7 +89,7 @@ async def talk(talks: Talks) -> None:
     await talks.turn("there", "last", prompt("last", 90))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "lfm2_moe"])
 async def test_turns_forks_and_agents_across_engines(family: str, tmp_path: Path) -> None:
     model = small_model(family)
     async with engine(model, "alone") as alone, apart(model, tmp_path, [{}, {}], [{}, {}]) as cluster:

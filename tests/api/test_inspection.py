@@ -20,8 +20,8 @@ from baton.api.machine import memory
 from baton.api.machine.batch import batch_limits
 from baton.api.serve import StartError
 from baton.api.wiring import load, model_length, size
-from baton.models import granitemoehybrid
 from baton.models.config import read_config
+from baton.models.families import granitemoehybrid
 from baton.models.loading.checkpoint import load_model
 from baton.models.loading.shards import MappedShards
 from tests.models.configurations.nemotron_h import PUBLISHED

@@ -15,7 +15,7 @@ from baton.kernels.drafts import MOST_DRAFTS, Drafts
 from baton.kernels.linear.dense import cpu as dense
 from baton.kernels.linear.per_head import cpu as per_head
 from baton.models.loading.checkpoint import random_model
-from tests.kernels.drafts.layers import LAYERS, Make, assert_drafts_change_no_bit
+from tests.kernels.drafts.layers import EVERY_LAYER, Make, assert_drafts_change_no_bit
 from tests.models.drafting import MOST, ROWS, assert_drafts_change_nothing
 from tests.models.oracle import CHECKPOINTS, settings_of
 
@@ -66,7 +66,7 @@ def test_drafts_change_results_only_by_rounding(name: str) -> None:
 @pytest.mark.parametrize("typical", [False, True], ids=["small", "typical"])
 @pytest.mark.parametrize("states", [F32, BF16], ids=lambda dtype: f"states in {dtype}")
 @DTYPES
-@pytest.mark.parametrize("make", LAYERS)
+@pytest.mark.parametrize("make", EVERY_LAYER)
 def test_a_layers_kernels_change_no_bit(make: Make, dtype: torch.dtype, states: torch.dtype, typical: bool) -> None:
     for seed in range(2 if typical else 6):
         rows = seed % 4 + 1
@@ -74,7 +74,7 @@ def test_a_layers_kernels_change_no_bit(make: Make, dtype: torch.dtype, states: 
 
 
 @pytest.mark.parametrize("states", [F32, BF16], ids=lambda dtype: f"states in {dtype}")
-@pytest.mark.parametrize("make", LAYERS)
+@pytest.mark.parametrize("make", EVERY_LAYER)
 def test_a_captured_step_computes_other_numbers_of_tokens(make: Make, states: torch.dtype) -> None:
     """A graph of six rows and 16 tokens serves four rows that feed fewer; the other two rows are padding."""
     found, exact = make(0, BF16, states, 4, True, CUDA), make(0, BF16, states, 4, True, CUDA)

@@ -12,7 +12,7 @@ from tests.models.oracle import CHECKPOINTS, VOCABULARY, settings_of
 CPU, META = torch.device("cpu"), torch.device("meta")
 PAGE, SLOTS, PAGES = 4, 5, 12
 LENGTHS, TOKENS = [9, 3, 20], [5, 6, 7]
-QUICK = ("mamba2-groups", "nemotron_h-moe", "granitemoehybrid-rope", "falcon_h1", "qwen3_5_moe", "kimi_linear")
+QUICK = ("mamba2-groups", "nemotron_h-moe", "granitemoehybrid-rope", "falcon_h1", "qwen3_5_moe", "kimi_linear", "lfm2")
 """These families together contain every layer that Triton computes. Its interpreter is slow: the soak runs the rest."""
 
 

@@ -86,6 +86,16 @@ KIMI_MOE = {
     },
 }  # fmt: skip
 
+LFM2 = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
+    "block_auto_adjust_ff_dim": False, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+LFM2_MOE = {
+    **{key: value for key, value in LFM2.items() if key != "block_auto_adjust_ff_dim"}, "num_experts": 6,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_dense_layers": 1,
+}  # fmt: skip
+
 # The part of a name before the hyphen is the model_type.
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("Mamba2ForCausalLM", MAMBA2),
@@ -183,6 +193,20 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "kimi_linear-moe": ("KimiLinearForCausalLM", KIMI_MOE),
     "kimi_linear-groups": ("KimiLinearForCausalLM", {**KIMI_MOE, "n_group": 4, "topk_group": 2}),
+    "lfm2": ("Lfm2ForCausalLM", LFM2),
+    "lfm2-odd": (
+        "Lfm2ForCausalLM",
+        {**LFM2, "hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 1, "conv_L_cache": 5,
+         "conv_bias": True, "block_auto_adjust_ff_dim": True, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.3,
+         "layer_types": None, "full_attn_idxs": [0], "tie_word_embeddings": False, "norm_eps": 1e-3,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    ),
+    "lfm2_moe": ("Lfm2MoeForCausalLM", LFM2_MOE),
+    "lfm2_moe-unbiased": (
+        "Lfm2MoeForCausalLM",
+        {**LFM2_MOE, "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False, "num_experts": 5,
+         "num_experts_per_tok": 3, "routed_scaling_factor": 1.5, "tie_word_embeddings": False},
+    ),
 }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def make(torch: Any, transformers: Any, architecture: str, config: dict[str, Any
             else:
                 parameter.copy_(normal(shape, (2 if "lm_head" in name else 1) * max(shape[-1], 1) ** -0.5))
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(normal(buffer.shape, 0.1))
     model.save_pretrained(path, max_shard_size=shard)
 

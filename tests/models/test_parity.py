@@ -15,7 +15,10 @@ CPU = torch.device("cpu")
 PAGE = 16
 LENGTH = 150
 DECODED = 64
-KINDS = ("mamba2", "nemotron_h-moe", "granitemoehybrid-rope", "falcon_h1-norm", "qwen3_5_moe", "kimi_linear-moe")
+KINDS = (
+    *("mamba2", "nemotron_h-moe", "granitemoehybrid-rope", "falcon_h1-norm", "qwen3_5_moe", "kimi_linear-moe"),
+    "lfm2_moe",
+)
 """These checkpoints together contain every kind of layer."""
 KERNELS = {"torch": nullcontext, "native": lambda: installed(runnable()[0], threads=2)}
 FAMILIES = pytest.mark.parametrize(
@@ -147,7 +150,7 @@ def test_checkpoints_of_a_packed_prefill_equal_the_states_of_decoding(oracle: Or
     "name",
     [
         *("mamba2", "nemotron_h", "granitemoehybrid", "qwen3_next", "bamba", "falcon_h1", "kimi_linear"),
-        *("nemotron_h-moe-latent", "granitemoehybrid-moe", "qwen3_5_moe", "kimi_linear-moe"),
+        *("nemotron_h-moe-latent", "granitemoehybrid-moe", "qwen3_5_moe", "kimi_linear-moe", "lfm2", "lfm2_moe"),
     ],
 )
 @pytest.mark.usefixtures("kernels")

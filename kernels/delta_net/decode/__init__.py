@@ -39,7 +39,7 @@ def delta_decode_drafts(
     if native.takes(*arguments):
         return native.delta_decode(*arguments, *where)
     columns = (slice(state_pool.shape[1] * state_pool.shape[2], None),)
-    return decode_drafts(delta_decode, (projected,), columns, constants, conv_pool, state_pool, *where)
+    return decode_drafts(delta_decode, (projected,), columns, constants, (conv_pool, state_pool), *where)
 
 
 def kda_decode_drafts(
@@ -66,4 +66,4 @@ def kda_decode_drafts(
     if native.takes_kda(*arguments):
         return native.kda_decode(*arguments, *where)
     projections, columns = (projected, forget, gate), (slice(None), slice(None), slice(0))
-    return decode_drafts(kda_decode, projections, columns, constants, conv_pool, state_pool, *where)
+    return decode_drafts(kda_decode, projections, columns, constants, (conv_pool, state_pool), *where)

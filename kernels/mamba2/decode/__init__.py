@@ -54,4 +54,4 @@ def mixer_decode_drafts(
         return native.mixer_decode(*arguments, *where)
     inner = state_pool.shape[1] * state_pool.shape[2]
     columns = (slice(inner, None),)
-    return decode_drafts(mixer_decode, (projected,), columns, constants, conv_pool, state_pool, *where)
+    return decode_drafts(mixer_decode, (projected,), columns, constants, (conv_pool, state_pool), *where)

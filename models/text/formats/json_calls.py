@@ -33,9 +33,15 @@ def json_calls(
     """
 
     def read(pieces: Pieces, events: Events, tools: Tools) -> Reading[None]:
-        yield from _JsonCalls(pieces, events, end).read(begin)
+        yield from pieces.one_of(begin)
+        yield from read_calls(pieces, events, end)
 
     return ToolFormat(name, (begin,), end, read, json_rules(begin, end, around, in_list))
+
+
+def read_calls(pieces: Pieces, events: Events, end: str) -> Reading[None]:
+    """Read calls after the begin marker, up to the marker `end`. Raises Broken if there is no call."""
+    yield from _JsonCalls(pieces, events, end).read()
 
 
 class _JsonCalls:
@@ -49,10 +55,9 @@ class _JsonCalls:
         self._begun = False
         self._ended = False
 
-    def read(self, begin: str) -> Reading[None]:
-        """Read calls from the begin marker to the end marker. Raises Broken if there is no call."""
+    def read(self) -> Reading[None]:
+        """Read calls after the begin marker, up to the end marker. Raises Broken if there is no call."""
         pieces = self._pieces
-        yield from pieces.one_of(begin)
         yield from pieces.run(_OPEN)
         whole = yield from self._call()
         while whole:

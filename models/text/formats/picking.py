@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from baton.models.text.formats.content import ToolFormat
-from baton.models.text.formats.granite4 import GRANITE4
-from baton.models.text.formats.hermes import HERMES
+from baton.models.text.formats.hermes import GRANITE4, HERMES
 from baton.models.text.formats.kimi import KIMI
+from baton.models.text.formats.lfm2 import LFM2
 from baton.models.text.formats.nemotron_v2 import NEMOTRON_V2
 from baton.models.text.formats.qwen3_coder import FUNCTION, QWEN3_CODER
 from baton.models.text.formats.thinking import THINK, ReasoningFormat
@@ -16,13 +16,14 @@ from baton.models.text.formats.thinking import THINK, ReasoningFormat
 T = TypeVar("T")
 AUTO, NO_PARSER = "auto", "none"
 
-TOOL_FORMATS = {format.name: format for format in (HERMES, QWEN3_CODER, NEMOTRON_V2, GRANITE4, KIMI)}
+TOOL_FORMATS = {format.name: format for format in (HERMES, QWEN3_CODER, NEMOTRON_V2, GRANITE4, KIMI, LFM2)}
 REASONING_FORMATS = {format.name: format for format in (THINK,)}
 
 # Markers that identify the format of calls in a chat template, in order of precedence.
 BY_MARKER = (
     (NEMOTRON_V2.begins[0], NEMOTRON_V2),
     (KIMI.begins[0], KIMI),
+    (LFM2.begins[0], LFM2),
     (FUNCTION, QWEN3_CODER),
     (HERMES.begins[0], HERMES),
 )
@@ -31,6 +32,8 @@ BY_FAMILY = {
     "falcon_h1": HERMES,
     "granitemoehybrid": GRANITE4,
     "kimi_linear": KIMI,
+    "lfm2": LFM2,
+    "lfm2_moe": LFM2,
     "nemotron_h": QWEN3_CODER,
     "qwen3_5": QWEN3_CODER,
     "qwen3_5_moe": QWEN3_CODER,

@@ -130,6 +130,19 @@ QWEN3_5: Config = {
     "model_type": "qwen3_5_text",
     "num_hidden_layers": 16,
 }
+LFM2: Config = {
+    **COMMON,
+    **ATTENTION,
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "num_hidden_layers": 16,
+    "layer_types": ["conv", "conv", "full_attention", "conv"] * 4,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "intermediate_size": 2048,
+    "block_auto_adjust_ff_dim": False,
+    "tie_word_embeddings": True,
+}
 KIMI_LINEAR: Config = {
     **COMMON,
     "architectures": ["KimiLinearForCausalLM"],

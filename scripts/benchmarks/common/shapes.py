@@ -22,6 +22,7 @@ from scripts.benchmarks.common.configs import (
     GRANITE,
     GRANITE_MOE,
     KIMI_LINEAR,
+    LFM2,
     MAMBA2,
     NEMOTRON_H,
     NEMOTRON_H_MOE,
@@ -57,6 +58,7 @@ SHAPES = {
     "qwen3_next-152m": QWEN3_NEXT,
     "qwen3_5-161m": QWEN3_5,
     "kimi_linear-153m": KIMI_LINEAR,
+    "lfm2-149m": LFM2,
     "tiny": TINY,
     "null": NULL,
 }
@@ -75,7 +77,8 @@ def config_of(shape: str, layers: int | None = None) -> dict[str, Any]:
     if "hybrid_override_pattern" in config:
         config["hybrid_override_pattern"] = "M" * (layers - 1) + "*"
     if "layer_types" in config:
-        config["layer_types"] = [*["mamba"] * (layers - 1), "attention"]
+        recurrent, attending = ("conv", "full_attention") if config["model_type"] == "lfm2" else ("mamba", "attention")
+        config["layer_types"] = [*[recurrent] * (layers - 1), attending]
     if "attn_layer_indices" in config:
         config["attn_layer_indices"] = [layers - 1]
     if "linear_attn_config" in config:

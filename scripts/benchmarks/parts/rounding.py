@@ -17,6 +17,7 @@ from baton.models.layers.kda import KdaMixer
 from baton.models.layers.linear import Embedding, Linear
 from baton.models.layers.mamba2 import Mamba2Mixer
 from baton.models.layers.mla import LatentAttention
+from baton.models.layers.short_conv import ShortConv
 
 DECAY, GATE = "decay, dt, beta", "gates"
 MIXER, ATTENTION, MLP, HEAD = "mixer in, out", "attention", "MLP, experts", "embedding, head"
@@ -62,7 +63,7 @@ GATES = ("gate_proj", "shared_expert_gate", "g_b_proj")
 
 def part_of(owner: nn.Module) -> str:
     """Return the part that the integer rows of an owner's projections belong to."""
-    if isinstance(owner, Mamba2Mixer | DeltaMixer | KdaMixer):
+    if isinstance(owner, Mamba2Mixer | DeltaMixer | KdaMixer | ShortConv):
         return MIXER
     if isinstance(owner, Attention | LatentAttention):
         return ATTENTION

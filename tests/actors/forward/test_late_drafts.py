@@ -115,6 +115,7 @@ def pools_of(family: str, device: torch.device) -> Pools:
         pytest.param("qwen3_next-moe", marks=pytest.mark.soak),
         pytest.param("kimi_linear-moe", marks=pytest.mark.soak),
         pytest.param("granitemoehybrid-moe", marks=pytest.mark.soak),
+        pytest.param("lfm2", marks=pytest.mark.soak),
     ],
 )
 def test_captured_steps_verify_drafts(family: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ FAMILIES = [
     "qwen3_next-moe",
     "qwen3_5_moe",
     "kimi_linear-moe",
+    "lfm2_moe",
     "granite-moe-153m",
     "nemotron_h-moe-162m",
     "qwen3_next-152m",

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 LENGTHS = [1, 2, 3, 5, 15, 16, 17, 31, 33, 40, 63, 64, 65, 90, 129, 140]
 TOKENS = 10
-SOAKED = ("bamba-groups", "nemotron_h", "mamba2-groups", "granitemoehybrid-rope", "kimi_linear-groups")
+SOAKED = ("bamba-groups", "nemotron_h", "mamba2-groups", "granitemoehybrid-rope", "kimi_linear-groups", "lfm2_moe")
 WITHOUT_OVERLAP = ("mamba2-groups", "granitemoehybrid-rope", "falcon_h1-norm")
 
 

@@ -11,8 +11,10 @@ from torch import Tensor
 from baton.kernels.delta_net.decode import delta_decode, delta_decode_drafts, kda_decode, kda_decode_drafts
 from baton.kernels.drafts import MOST_DRAFTS, Drafts
 from baton.kernels.mamba2.decode import mixer_decode, mixer_decode_drafts
+from baton.kernels.short_conv import short_conv_decode, short_conv_decode_drafts
 from tests.kernels.delta_net.kinds import GATED, KDA, Kind
 from tests.kernels.mamba2 import test_decode as mamba2
+from tests.kernels.short_conv.test_short_conv import drawn as drawn_convolution
 
 CPU = torch.device("cpu")
 TOKENS, SLOTS = 14, 7
@@ -26,10 +28,10 @@ class Layer:
     decode_drafts: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]  # [sequences · TOKENS, columns] each, and as much again for drafts that are wrong
     constants: Any
-    pools: tuple[Tensor, Tensor]
+    pools: tuple[Tensor, ...]
     ring: Tensor
 
-    def feed(self, tokens: list[int], *where: object, pools: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    def feed(self, tokens: list[int], *where: object, pools: tuple[Tensor, ...] | None = None) -> Tensor:
         chosen = tuple(x[torch.tensor(tokens, dtype=torch.int64, device=x.device)] for x in self.inputs)
         form = self.decode_drafts if len(where) > 2 else self.decode
         return form(*chosen, self.constants, *(pools or self.pools), *where)
@@ -71,7 +73,20 @@ def kda_layer(
     return Layer(kda_decode, kda_decode_drafts, inputs, constants, pools, ring)
 
 
+def short_conv_layer(
+    seed: int, dtype: torch.dtype, states: torch.dtype, rows: int, typical: bool = False, device: torch.device = CPU
+) -> Layer:
+    """Return a short convolution. Its states are float32, whatever `states` is."""
+    shape = (3, 2048) if typical else (seed % 4 + 1, 130 + seed)
+    drawn = drawn_convolution(2 * rows * TOKENS, SLOTS, shape, dtype, seed)
+    ring, constants = _ring(rows, shape[1], dtype, device), _moved(drawn.constants, device)
+    inputs, pools = (drawn.projected.to(device),), (drawn.memory.to(device)[:, 1],)
+    return Layer(short_conv_decode, short_conv_decode_drafts, inputs, constants, pools, ring)
+
+
 LAYERS: list[Make] = [mamba2_layer, gated_layer, kda_layer]
+"""The layers with a convolution and a recurrent state."""
+EVERY_LAYER = [*LAYERS, short_conv_layer]
 
 
 def _net(
@@ -99,7 +114,7 @@ def assert_drafts_change_no_bit(layer: Layer, rows: int, seed: int) -> None:
     """Check the results of all accepted tokens, and the states at the end."""
     chance, start, device = random.Random(seed), 1000, layer.ring.device
     slots = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(seed))[:rows].to(device)
-    plain = layer.pools[0].clone(), layer.pools[1].clone()
+    plain = tuple(pool.clone() for pool in layer.pools)
     places = torch.arange(start, start + TOKENS, device=device).split(1)
     expected = [
         [layer.feed([row * TOKENS + t], slots[row : row + 1], at, pools=plain) for t, at in enumerate(places)]

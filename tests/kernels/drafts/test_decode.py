@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from baton.kernels.drafts import MOST_DRAFTS, Drafts
 from baton.kernels.drafts.native import feed_arguments
 from baton.kernels.runtime import cpp
-from tests.kernels.drafts.layers import LAYERS, Make, assert_drafts_change_no_bit
+from tests.kernels.drafts.layers import EVERY_LAYER, Make, assert_drafts_change_no_bit
 from tests.kernels.installed import installed, runnable
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -28,7 +28,7 @@ def form(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("form")
-@pytest.mark.parametrize("make", LAYERS)
+@pytest.mark.parametrize("make", EVERY_LAYER)
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 99), dtype=DTYPES, states=DTYPES, rows=st.integers(1, 4))
 def test_the_bits_are_those_of_one_token_at_a_time(
@@ -37,7 +37,7 @@ def test_the_bits_are_those_of_one_token_at_a_time(
     assert_drafts_change_no_bit(make(seed, dtype, states, rows), rows, seed)
 
 
-@pytest.mark.parametrize("make", LAYERS)
+@pytest.mark.parametrize("make", EVERY_LAYER)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_threads_change_no_bit(make: Make, rows: int) -> None:
     results = []

@@ -16,10 +16,10 @@ from baton.models.loading.checkpoint import find_family
 from baton.models.loading.matching import match
 from baton.models.loading.quantization import pair_scales, read_quantization
 from baton.models.loading.shards import StoredTensor
-from tests.models.configurations import bamba, falcon_h1, granitemoehybrid, kimi_linear, mamba2, nemotron_h, qwen
+from tests.models.configurations import bamba, falcon_h1, granitemoehybrid, kimi_linear, lfm2, mamba2, nemotron_h, qwen
 from tests.models.configurations.published import Published, Shapes
 
-FAMILIES = (mamba2, granitemoehybrid, nemotron_h, bamba, falcon_h1, qwen, kimi_linear)
+FAMILIES = (mamba2, granitemoehybrid, nemotron_h, bamba, falcon_h1, qwen, kimi_linear, lfm2)
 PUBLISHED = {name: published for family in FAMILIES for name, published in family.PUBLISHED.items()}
 EVERY = pytest.mark.parametrize("name", PUBLISHED)
 

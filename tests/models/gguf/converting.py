@@ -27,6 +27,8 @@ ARCHITECTURES = {
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
     "kimi_linear": gguf.MODEL_ARCH.KIMI_LINEAR,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
+    "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
 }
 Choose = Callable[[str], Type]
 Vocabulary = Callable[[gguf.GGUFWriter], None]
@@ -239,6 +241,13 @@ def kimi(config: dict[str, Any], name: str, tensor: Tensor) -> Named:
         yield name, tensor
 
 
+def lfm2(config: dict[str, Any], name: str, tensor: Tensor) -> Named:
+    if name.endswith("expert_bias"):
+        yield f"{layer_of(name)}.exp_probs_b.bias", tensor
+    else:
+        yield name, tensor.squeeze(1) if name.endswith("conv.conv.weight") else tensor
+
+
 OF_FAMILY: dict[str, Callable[[dict[str, Any], str, Tensor], Named]] = {
     "mamba2": with_groups,
     "granitemoehybrid": granite,
@@ -248,6 +257,8 @@ OF_FAMILY: dict[str, Callable[[dict[str, Any], str, Tensor], Named]] = {
     "qwen3_5_text": qwen3_5,
     "qwen3_5_moe_text": qwen3_5,
     "kimi_linear": kimi,
+    "lfm2": lfm2,
+    "lfm2_moe": lfm2,
 }
 
 
@@ -400,6 +411,27 @@ def of_kimi(writer: gguf.GGUFWriter, config: dict[str, Any], layers: int) -> Non
         writer.add_expert_used_count(config.get("num_experts_per_tok") or config["num_experts_per_token"])
 
 
+def of_lfm2(writer: gguf.GGUFWriter, config: dict[str, Any], layers: int) -> None:
+    attends = [kind == "full_attention" for kind in config["layer_types"]]
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv([config["num_key_value_heads"] * each for each in attends])
+    writer.add_shortconv_l_cache(config["conv_L_cache"])
+    inner = config["intermediate_size"]
+    if config.get("block_auto_adjust_ff_dim"):
+        multiple = config["block_multiple_of"]
+        inner = int(config["block_ffn_dim_multiplier"] * int(2 * inner / 3))
+        inner = multiple * -(-inner // multiple)
+    writer.add_feed_forward_length(inner)
+    if experts := config.get("num_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+
+
 METADATA: dict[str, Callable[[gguf.GGUFWriter, dict[str, Any], int], None]] = {
     "mamba2": of_mamba2,
     "granitemoehybrid": of_granite,
@@ -409,4 +441,6 @@ METADATA: dict[str, Callable[[gguf.GGUFWriter, dict[str, Any], int], None]] = {
     "qwen3_5_text": of_qwen,
     "qwen3_5_moe_text": of_qwen,
     "kimi_linear": of_kimi,
+    "lfm2": of_lfm2,
+    "lfm2_moe": of_lfm2,
 }

@@ -23,7 +23,8 @@ CPU = torch.device("cpu")
 ALL_EXPERTS = {"decoder_sparse_step": 1, "norm_topk_prob": True}
 PLAIN = (
     "mamba2", "mamba2-groups", "granitemoehybrid", "granitemoehybrid-rope", "granitemoehybrid-moe", "falcon_h1",
-    "nemotron_h", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "kimi_linear",
+    "nemotron_h", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "kimi_linear", "lfm2",
+    "lfm2_moe",
 )  # fmt: skip
 NAMES: dict[str, dict[str, Any]] = {
     **{name: {} for name in PLAIN},

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from baton.models.config import ModelError
+from baton.models.families.mamba2 import FAMILY
 from baton.models.loading import checkpoint
 from baton.models.loading.checkpoint import load_model
-from baton.models.mamba2 import FAMILY
 from tests.models.loading.test_loading import Change, assert_loads_alike, copied, load, run
 from tests.models.loading.test_pieces import fuse, fused
 from tests.models.oracle import Oracle
@@ -23,7 +23,7 @@ from tests.models.oracle import Oracle
 LARGEST = 448.0
 ROWS, COLUMNS = 48, 20
 """Size of a block: smaller than the weights, and no divisor of most weights' sizes."""
-PROJECTION = re.compile(r".*(_proj(_[a-z]+)?|_linear)(\.\d)?(\.weight)?")
+PROJECTION = re.compile(r".*(_proj(_[a-z]+)?|_linear|\.w[123])(\.\d)?(\.weight)?")
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def test_logits_differ_as_much_as_transformers_logits_with_these_weights(
     torch.testing.assert_close(found - exact, expected - exact, atol=1e-4, rtol=0)
 
 
-FUSED = ["granitemoehybrid-moe", "nemotron_h-moe", "qwen3_next-moe", "qwen3_5_moe", "kimi_linear-moe"]
+FUSED = ["granitemoehybrid-moe", "nemotron_h-moe", "qwen3_next-moe", "qwen3_5_moe", "kimi_linear-moe", "lfm2_moe"]
 
 
 @pytest.mark.parametrize("name", FUSED)

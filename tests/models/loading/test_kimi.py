@@ -9,7 +9,7 @@ from torch import nn
 
 from baton.models.config import ModelConfig, ModelError
 from baton.models.decoder import Decoder
-from baton.models.kimi_linear import read_kda, read_layers, read_mlps
+from baton.models.families.kimi_linear import read_kda, read_layers, read_mlps
 from baton.models.loading.checkpoint import load_model, random_model
 from tests.models.oracle import CHECKPOINTS, Oracle, settings_of
 

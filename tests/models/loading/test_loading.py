@@ -96,6 +96,13 @@ def hub_qwen3_next(config: dict[str, Any]) -> None:
     del config["rope_type"]
 
 
+def hub_lfm2(config: dict[str, Any]) -> None:
+    attending = [layer for layer, kind in enumerate(config.pop("layer_types")) if kind == "full_attention"]
+    config.update(full_attn_idxs=attending, block_ff_dim=config["intermediate_size"], intermediate_size=8)
+    config.update(tie_embedding=config.pop("tie_word_embeddings"), torch_dtype=config.pop("dtype"))
+    config.update(rope_theta=config.pop("rope_parameters")["rope_theta"])
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -106,6 +113,8 @@ def hub_qwen3_next(config: dict[str, Any]) -> None:
         ("bamba-groups", hub_bamba),
         ("falcon_h1", hub_falcon_h1),
         ("qwen3_next-odd", hub_qwen3_next),
+        ("lfm2", hub_lfm2),
+        ("lfm2-odd", hub_lfm2),
     ],
 )
 def test_hub_style_config_loads_like_the_saved_style(oracle: Oracle, tmp_path: Path, name: str, change: Change) -> None:
@@ -289,6 +298,10 @@ CONFIG_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("granitemoehybrid", {"layer_types": ["mamba", "conv", "mamba"]}, "unknown layers conv"),
     ("granitemoehybrid", {"layer_types": ["attention"] * 3}, "no layer has a recurrent state"),
     ("granitemoehybrid", {"mamba_d_head": 8}, "mamba_n_heads · mamba_d_head = 64"),
+    ("lfm2", {"layer_types": ["mamba"] * 3}, "unknown layers mamba"),
+    ("lfm2", {"layer_types": None}, "no layer has a recurrent state"),
+    ("lfm2", {"layer_types": None, "full_attn_idxs": [3]}, "full_attn_idxs should be a list of integers from 0 to 2"),
+    ("lfm2_moe", {"num_experts_per_tok": 7}, "a token cannot have 7 of 6 experts"),
     ("qwen3_next", {"num_experts": None}, "lacks num_experts"),
     (
         "qwen3_next",

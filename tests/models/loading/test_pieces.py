@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from baton.models.config import ModelConfig, ModelError
+from baton.models.families.mamba2 import FAMILY
 from baton.models.family import Piece
 from baton.models.loading import checkpoint
-from baton.models.mamba2 import FAMILY
 from tests.models.loading.test_loading import Change, copied, load, parameters
 from tests.models.oracle import Oracle
 

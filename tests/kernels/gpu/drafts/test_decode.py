@@ -10,7 +10,7 @@ from baton.kernels.drafts import MOST_DRAFTS, Drafts
 from baton.kernels.drafts.reference import decode_drafts
 from baton.kernels.runtime import triton as gpu
 from scripts.benchmarks.gpu.operation import poisoned
-from tests.kernels.drafts.layers import LAYERS, SLOTS, Layer, Make, assert_drafts_change_no_bit
+from tests.kernels.drafts.layers import EVERY_LAYER, LAYERS, SLOTS, Layer, Make, assert_drafts_change_no_bit
 from tests.kernels.gpu.mamba2.test_decode import Operations
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -20,7 +20,7 @@ every_layer = pytest.mark.parametrize("make", LAYERS)
 REPLAYS, FED = [2, 0, 3, 1], [3, 2, 0, 1]
 
 
-@every_layer
+@pytest.mark.parametrize("make", EVERY_LAYER)
 @pytest.mark.parametrize(("seed", "states", "rows"), [(3, F32, 1), (0, F32, 1), (1, BF16, 2)])
 def test_the_bits_are_those_of_one_token_at_a_time(make: Make, seed: int, states: torch.dtype, rows: int) -> None:
     with gpu.computes_for("cpu"):
@@ -45,7 +45,7 @@ def test_results_states_and_rings_are_the_references(make: Make, states: torch.d
     projections = tuple(x[tokens] for x in exact.inputs)
     with gpu.computes_for("cpu"):
         y = found.feed(tokens, slots, positions, drafts, found.ring)
-        where = (*exact.pools, slots, positions, drafts, exact.ring)
+        where = (exact.pools, slots, positions, drafts, exact.ring)
         expected = decode_drafts(exact.decode, projections, columns, exact.constants, *where)
     assert torch.equal(y, expected)
     assert torch.equal(found.ring, exact.ring)
@@ -53,7 +53,7 @@ def test_results_states_and_rings_are_the_references(make: Make, states: torch.d
         assert torch.equal(pool, reference)
 
 
-@every_layer
+@pytest.mark.parametrize("make", EVERY_LAYER)
 def test_padding_rows_and_tokens_of_no_row_change_nothing(make: Make) -> None:
     """A captured step has more rows than decode, tokens that no row feeds, and room for more tokens to compute."""
     (found, slots, positions), (exact, _, _) = drawn(make, BF16), drawn(make, BF16)

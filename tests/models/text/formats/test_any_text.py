@@ -25,6 +25,7 @@ SHREDS = [
     *('{"name": "f", "arguments": ', '{"name": "f"', '"arguments": {', '{"a": "', '{"a": 1}', "}", "{", "]", "[", ","),
     *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     *("<|tool_calls_section_end|>", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{", "<|tool_", "f:1"),
+    *("<|tool_call_start|>", "<|tool_call_start|>[f(a=", "f(", "b=", ")", ", g()", "'", "\\x4", ")]<|tool_call_end|>"),
     *('"', "\\", "\\u00e9", "\\", ":", "12", "null", "None", "true", "\n", " ", "é", "x", "<think>", "</think>"),
 ]
 texts = st.lists(st.sampled_from(SHREDS) | st.text(max_size=3), max_size=25).map("".join)
@@ -135,6 +136,8 @@ HOSTILE = {
     "quotes": '"',
     "control characters": "\n",
     "closers": "}",
+    "markers of Python": "<|tool_call_start|>[f(",
+    "calls of Python": ", function(parameter=[1, 'a value'])",
 }
 BEFORE = {
     "": "",
@@ -151,6 +154,9 @@ BEFORE = {
     "a head": "<|tool_call_begin|>",
     "after a head": "<|tool_call_begin|>f:0<|tool_call_argument_begin|>",
     "a head's call": "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{}",
+    "a call of Python": "<|tool_call_start|>[f(a=1)",
+    "a value of Python": "<|tool_call_start|>[f(a=",
+    "a string of Python": "<|tool_call_start|>[f(a='",
 }
 
 
@@ -168,7 +174,7 @@ def processor_seconds(text: str, format: ToolFormat, step: int) -> float:
 @pytest.mark.parametrize("before", BEFORE)
 def test_a_megabyte_of_hostile_text_takes_linear_time(before: str, step: int) -> None:
     for repeated, format in product(
-        HOSTILE.values(), [TOOL_FORMATS[name] for name in ("hermes", "qwen3_coder", "kimi")]
+        HOSTILE.values(), [TOOL_FORMATS[name] for name in ("hermes", "qwen3_coder", "kimi", "lfm2")]
     ):
         text = BEFORE[before] + repeated * (1_000_000 // len(repeated))
         assert processor_seconds(text, format, step) < 4
@@ -192,6 +198,9 @@ def test_a_megabyte_of_hostile_text_takes_linear_time(before: str, step: int) ->
         ("a head", "digits", "kimi", 4),
         ("after a head", "white space", "kimi", 4),
         ("a head's call", "closers", "kimi", 4),
+        ("a call of Python", "calls of Python", "lfm2", 1000),
+        ("", "markers of Python", "lfm2", 1000),
+        ("a value of Python", "digits", "lfm2", 4),
     ],
 )
 def test_a_megabyte_takes_a_second_or_so(before: str, hostile: str, format: str, step: int) -> None:

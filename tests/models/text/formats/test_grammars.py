@@ -20,7 +20,7 @@ from tests.models.text.formats.test_picking import CALLS, answer, written
 
 OF_KIMI = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
 SECTION = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
-ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", *OF_KIMI, *SECTION)
+ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", *OF_KIMI, *SECTION, "<|tool_call_start|>")
 EOS = 256
 OBJECT = {"type": "object", "additionalProperties": False}
 SCHEMAS: dict[str, Mapping[str, Any]] = {
@@ -50,6 +50,7 @@ TEMPLATES = {
     "nemotron_v2": "nemotron_v2",
     "granite4": "granite",
     "kimi": "kimi",
+    "lfm2": "lfm2",
 }
 
 

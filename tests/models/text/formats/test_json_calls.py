@@ -8,8 +8,7 @@ from hypothesis import given, strategies as st
 
 from baton.models.text.formats.content import ToolFormat
 from baton.models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent
-from baton.models.text.formats.granite4 import GRANITE4
-from baton.models.text.formats.hermes import HERMES
+from baton.models.text.formats.hermes import GRANITE4, HERMES
 from baton.models.text.formats.nemotron_v2 import NEMOTRON_V2
 from baton.models.text.formats.parser import OutputParser
 from tests.models.text.formats.parsing import called, calls_of, check_every_split, parse

@@ -30,6 +30,8 @@ def template(name: str) -> str:
         ("mamba2", "hermes", "hermes"),
         ("kimi_linear", "kimi", "kimi"),
         ("qwen3_next", "kimi", "kimi"),
+        ("lfm2", "lfm2", "lfm2"),
+        ("mamba2", "lfm2", "lfm2"),
     ],
 )
 def test_templates_determine_the_format_of_calls(model_type: str, name: str, picked: str) -> None:
@@ -41,6 +43,7 @@ def test_templates_determine_the_format_of_calls(model_type: str, name: str, pic
     [
         *((family, "qwen3_coder") for family in ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")),
         *(("granitemoehybrid", "granite4"), ("kimi_linear", "kimi"), ("mamba2", None)),
+        *(("lfm2", "lfm2"), ("lfm2_moe", "lfm2")),
     ],
 )
 def test_families_determine_it_if_templates_do_not(model_type: str, picked: str | None) -> None:
@@ -99,6 +102,7 @@ MARKERS = {
     "nemotron_v2": ("<SPECIAL_11>Assistant\n", "\n<SPECIAL_12>\n"),
     "granite": ("<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>\n"),
     "kimi": ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>"),
+    "lfm2": ("<|im_start|>assistant\n", "<|im_end|>\n"),
 }
 
 

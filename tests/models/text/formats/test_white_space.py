@@ -20,7 +20,7 @@ from tests.models.text.formats.test_grammars import ADDED, EOS, SECTION, grammar
 
 SPACES = b" \t\n\r\v\f"
 # The model's choices where any text may follow, but no more white space: ends of a string, a thought, a parameter.
-ENDS = ('"', "</think>", ".\n</parameter>\n")
+ENDS = ('"', "</think>", ".\n</parameter>\n", "'")
 ANY_TEXT = 100  # how many tokens are allowed at least where any text may follow
 MOST_TOKENS = 4000
 SIGNS: dict[str, Any] = {

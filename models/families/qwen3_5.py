@@ -7,9 +7,9 @@ positions are equal, so the plain rotation gives the same result.
 
 import torch
 
-from baton.models import qwen3_next
 from baton.models.config import ModelConfig
 from baton.models.decoder import Decoder
+from baton.models.families import qwen3_next
 from baton.models.family import Family, Piece
 
 
