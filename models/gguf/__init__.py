@@ -1,1 +1,1 @@
-"""GGUF files (github.com/ggml-org/ggml, docs/gguf.md): header, block formats, architectures and vocabulary."""
+"""The format GGUF (github.com/ggml-org/ggml, docs/gguf.md): the header of a file, and block formats."""

@@ -22,9 +22,9 @@ from baton.models.families import (
     qwen3_next,
 )
 from baton.models.family import Family, Piece
-from baton.models.gguf.architectures import translated
 from baton.models.hash import HashModel
 from baton.models.loading import heads
+from baton.models.loading.architectures.translation import translated
 from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.filling import PACKED, Progress, assign, fill
 from baton.models.loading.quantization import pair_scales, read_quantization

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from baton.models.config import ModelConfig, ModelError, read_config
-from baton.models.gguf.architectures import config_values
 from baton.models.gguf.header import SUFFIX, GgufHeader, read_gguf
+from baton.models.loading.architectures.translation import config_values
 from baton.models.loading.shards import find_shards
 
 

@@ -20,7 +20,6 @@ Named = Iterator[tuple[str, Tensor]]
 ARCHITECTURES = {
     "mamba2": gguf.MODEL_ARCH.MAMBA2,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
-    "bamba": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "falcon_h1": gguf.MODEL_ARCH.FALCON_H1,
     "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H,
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,

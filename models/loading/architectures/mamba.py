@@ -1,4 +1,4 @@
-"""The architectures with Mamba-2 layers: mamba2, granitehybrid (also Bamba), falcon-h1, nemotron_h, nemotron_h_moe."""
+"""The architectures with Mamba-2 layers: mamba2, granitehybrid, falcon-h1, nemotron_h, nemotron_h_moe."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from baton.models.config import ModelConfig
 from baton.models.family import whole
-from baton.models.gguf.metadata import Metadata
+from baton.models.loading.architectures.metadata import Metadata
 
 BACKBONE = ("backbone.embeddings.weight", "backbone.layers", "backbone.norm_f.weight")
 DECODER = ("model.embed_tokens.weight", "model.layers", "model.norm.weight")
@@ -97,7 +97,7 @@ def mamba2(found: Metadata) -> dict[str, Any]:
 
 
 def hybrid_mamba(found: Metadata) -> dict[str, Any]:
-    """Return the keys of a mixer that Granite, Bamba and Falcon-H1 share."""
+    """Return the keys of a mixer that Granite and Falcon-H1 share."""
     heads, inner = found.value("ssm.time_step_rank"), found.value("ssm.inner_size")
     return {
         "mamba_n_heads": heads,

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from baton.models.config import ModelConfig, ModelError
 from baton.models.family import Family, Piece, whole
-from baton.models.gguf import delta, kimi, lfm2, mamba
 from baton.models.gguf.header import GgufHeader
-from baton.models.gguf.metadata import Metadata
+from baton.models.loading.architectures import delta, kimi, lfm2, mamba
+from baton.models.loading.architectures.metadata import Metadata
 
 LAST_NORMS = ("output_norm.weight", "token_embd_norm.weight")
 KEY = "gguf_architecture"  # of the config: the architecture, by whose names the tensors are read

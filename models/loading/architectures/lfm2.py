@@ -7,9 +7,9 @@ from torch import Tensor
 
 from baton.models.config import ModelConfig
 from baton.models.family import whole
-from baton.models.gguf import mamba
-from baton.models.gguf.mamba import ATTENTION, attention, grouped_experts, with_channel, within
-from baton.models.gguf.metadata import Metadata
+from baton.models.loading.architectures import mamba
+from baton.models.loading.architectures.mamba import ATTENTION, attention, grouped_experts, with_channel, within
+from baton.models.loading.architectures.metadata import Metadata
 
 DECODER = (*mamba.DECODER[:2], "model.embedding_norm.weight")
 NAMES = {
