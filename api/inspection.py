@@ -18,14 +18,15 @@ from baton.api.machine.memory import bytes_of, check_room, free_memory
 from baton.api.serve import StartError
 from baton.api.wiring import BITS, DTYPES, STATE_DTYPES, bundled_model, model_length, size
 from baton.models.batch import Model, predictor_of
-from baton.models.config import ModelConfig, ModelError, read_config
-from baton.models.loading.checkpoint import build_model, check_folder, find_family
+from baton.models.config import ModelConfig, ModelError
+from baton.models.loading.checkpoint import build_model, find_family
 from baton.models.loading.dtype import dtype_of
 from baton.models.loading.heads import with_head
 from baton.models.loading.integers import bytes_saved
 from baton.models.loading.matching import match
 from baton.models.loading.quantization import Scaled, pair_scales, read_quantization
 from baton.models.loading.shards import StoredTensor, find_shards, read_headers
+from baton.models.loading.source import check_source, read_source_config
 from baton.models.text.tokenizer import load_template, load_text
 
 # Prefix of the Python modules that define layers, and the modules whose classes are not counted, as parts of layers.
@@ -103,8 +104,8 @@ def examine(config: Config, elsewhere: Collection[str] = ()) -> Inspection:
     found = Inspection(folder=str(path))
     values = None
     with noting(found.refused):
-        check_folder(path)
-        values = read_config(path)
+        check_source(path)
+        values = read_source_config(path)
     if values is None:
         return found
     stored = examine_files(found, path)
@@ -127,7 +128,7 @@ def noting(reasons: list[str]) -> Iterator[None]:
 
 def examine_files(found: Inspection, path: Path) -> list[StoredTensor]:
     """Read the headers of the weight files. A folder without any weights is not refused; its weights are missing."""
-    if not any(any(path.glob(pattern)) for pattern in ("*.safetensors", *OTHER_WEIGHTS)):
+    if path.is_dir() and not any(any(path.glob(pattern)) for pattern in ("*.safetensors", *OTHER_WEIGHTS)):
         found.missing.append("weights")
         return []
     stored: list[StoredTensor] = []

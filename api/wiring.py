@@ -45,11 +45,12 @@ from baton.api.telemetry.trace_file import TraceFile
 from baton.kernels.runtime.cpp import use_threads
 from baton.kernels.runtime.triton import use_tf32
 from baton.models.batch import Model, predictor_of
-from baton.models.config import ModelConfig, ModelError, read_config
-from baton.models.loading.checkpoint import check_folder, find_family, load_model
+from baton.models.config import ModelConfig, ModelError
+from baton.models.loading.checkpoint import find_family, load_model
 from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.fingerprint import fingerprint
 from baton.models.loading.integers import QUANTIZED
+from baton.models.loading.source import check_source, read_source_config
 from baton.models.recorded import recording
 from baton.models.text.formats.picking import OutputFormats, output_formats
 from baton.models.text.tokenizer import ModelText, load_text
@@ -67,8 +68,8 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
     path = Path(config.model) if config.model else bundled_model()
     try:
         device = enter_device(config.device)
-        check_folder(path)
-        values = read_config(path)
+        check_source(path)
+        values = read_source_config(path)
         find_family(values)
         text = load_text(path)
         check_defaults(text.generation_defaults)
@@ -297,7 +298,7 @@ def name_states(config: Config, model: Model, path: Path) -> str:
 
 def weight_dtype(config: Config, path: Path) -> torch.dtype:
     """Return the dtype of the weights: --dtype, or that of the files."""
-    return DTYPES[config.dtype] or checkpoint_dtype(path, read_config(path))
+    return DTYPES[config.dtype] or checkpoint_dtype(path, read_source_config(path))
 
 
 def dtype_name(config: Config, path: Path) -> str:

@@ -1,6 +1,6 @@
 """The command line: `baton serve [MODEL] | route | chat | inspect [MODEL] | pull MODEL | list | doctor | version`.
 
-MODEL is a folder or a name on the hub. The options of serve, route and inspect are made from api/config.py:Config.
+MODEL is a folder, a GGUF file or a name on the hub. The options of serve, route and inspect are made from api/config.py:Config.
 """
 
 import argparse
@@ -41,7 +41,7 @@ HELP_WIDTH = 120
 DEFAULTS = "Defaults are in brackets."
 VARIABLES = "Each option can also be set by the environment variable in parentheses; the command line takes precedence."
 CACHE = "Names use the cache of huggingface_hub and its variables HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE."
-NAMES = f"MODEL is a folder or a name on the Hugging Face hub, as ORG/NAME or ORG/NAME@REVISION. {CACHE}"
+NAMES = f"MODEL is a folder, a GGUF file or a name on the Hugging Face hub, as ORG/NAME or ORG/NAME@REVISION. {CACHE}"
 UNITS = (("G", 2**30), ("M", 2**20), ("K", 2**10), ("", 1))
 
 

@@ -30,4 +30,4 @@ def default_served_name(model: str | None) -> str:
     """Return the name of the model in the API, unless --served-model-name states another one."""
     if (name := hub_name(model)) is not None:
         return name.repository
-    return Path(model).resolve().name if model else "baton"
+    return Path(model).resolve().name.removesuffix(".gguf") if model else "baton"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from baton.models.batch import Model
-from baton.models.config import ModelConfig, ModelError, read_config
+from baton.models.config import ModelConfig, ModelError
 from baton.models.families import (
     bamba,
     falcon_h1,
@@ -24,10 +24,12 @@ from baton.models.families import (
 from baton.models.family import Family, Piece
 from baton.models.hash import HashModel
 from baton.models.loading import heads
+from baton.models.loading.architectures.translation import translated
 from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.filling import PACKED, Progress, assign, fill
 from baton.models.loading.quantization import pair_scales, read_quantization
 from baton.models.loading.shards import find_shards, read_headers
+from baton.models.loading.source import check_source, read_source_config
 
 FAMILIES: dict[str, Family] = {
     "mamba2": mamba2.FAMILY,
@@ -62,7 +64,7 @@ def load_model(
     bits: int | None = None,
     on_headless: Callable[[ModelError], None] | None = None,
 ) -> Model:
-    """Load the model in the folder `path`: its config.json and its weights.
+    """Load the model in the folder or GGUF file `path`: its configuration and its weights.
 
     dtype: the dtype of the weights, float32 or bfloat16; None for the checkpoint's own.
     on_progress: called with (bytes read, bytes in total).
@@ -74,11 +76,11 @@ def load_model(
         than the result and one tensor; None does not quantize.
     on_headless: if given, the head for multi-token prediction is loaded too; called with the error of with_head if
         it cannot be.
-    Raises ModelError if `path` is not a folder, if a family, quantization or setting is not supported, and if tensors
+    Raises ModelError if `path` is neither, if a family, quantization or setting is not supported, and if tensors
     are missing, surplus, misshapen or not finite.
     """
-    check_folder(path)
-    config = read_config(path)
+    check_source(path)
+    config = read_source_config(path)
     family = find_family(config)
     if on_headless is not None:
         try:
@@ -126,21 +128,13 @@ def random_model(
     return model
 
 
-def check_folder(path: Path) -> None:
-    """Raise ModelError unless `path` is a folder."""
-    if not path.is_dir():
-        raise ModelError(
-            f"{path} is not a folder with a checkpoint, and not a name on the hub such as ORG/NAME or ORG/NAME@REVISION"
-        )
-
-
 def find_family(config: ModelConfig) -> Family:
-    """Return the family of config.json's model_type. Raises ModelError if Baton does not support it."""
+    """Return the family of a configuration's model_type. Raises ModelError if Baton does not support it."""
     name = config.values.get("model_type")
     if name not in FAMILIES:
         known = ", ".join(family for family in FAMILIES if family != "hash")
         raise ModelError(f"model_type {name!r} is not supported (supported: {known})")
-    return FAMILIES[name]
+    return translated(FAMILIES[name], config)
 
 
 def build_model(family: Family, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Model:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from baton.models.config import ModelConfig, ModelError
+from baton.models.gguf.blocks import BLOCKS
 from baton.models.loading.quantization import FP8
 from baton.models.loading.shards import StoredTensor, find_shards, read_headers
 
@@ -25,12 +26,13 @@ def checkpoint_dtype(path: Path, config: ModelConfig) -> torch.dtype:
 
 
 def dtype_of(config: ModelConfig, stored: Sequence[StoredTensor]) -> torch.dtype:
-    """Return the dtype that config.json names, else bfloat16 if most bytes of the files are bfloat16, else float32.
+    """Return the dtype that config.json names, else that of most bytes of the files.
 
-    FP8 tensors do not count. float32 holds the values of all other dtypes exactly.
+    It is bfloat16 if they are bfloat16 or in one of GGUF's block formats, else float32, which holds the values of all
+    other dtypes exactly. FP8 tensors do not count.
     """
     sizes = Counter[str]()
     for tensor in stored:
         sizes[tensor.dtype] += (tensor.stop - tensor.start) * (tensor.dtype != FP8)
     commonest = max(sizes, key=sizes.__getitem__, default="F32")
-    return config.dtype() or (torch.bfloat16 if commonest == "BF16" else torch.float32)
+    return config.dtype() or (torch.bfloat16 if commonest == "BF16" or commonest in BLOCKS else torch.float32)

@@ -15,7 +15,7 @@ from baton.models.layers.linear import Embedding, HeadLinear, Linear
 from baton.models.loading.matching import Filling, match
 from baton.models.loading.parallel import in_threads
 from baton.models.loading.quantization import Scaled, dequantize, pair_scales, read_quantization
-from baton.models.loading.shards import DTYPES, MappedShards, StoredTensor, find_shards, read_headers
+from baton.models.loading.shards import MappedShards, StoredTensor, find_shards, read_headers
 
 THREADS = 4
 ROWS_COMPARED = 4096
@@ -102,7 +102,7 @@ class Reader:
             part.copy_(piece.take(self._values(stored, empty.dtype)))
             self.shards.release(stored)
             check_finite(stored.name, part)
-            size += part.numel() * DTYPES[stored.dtype].itemsize
+            size += stored.bytes_of(part.numel())
         return ReadParameter(sources.name, parameter, size)
 
     def check_tied(self, head: StoredTensor, table: StoredTensor, dtype: torch.dtype) -> None:

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from baton.models.config import ModelConfig, ModelError
 from baton.models.family import Family, Piece, whole
+from baton.models.gguf.blocks import BLOCKS
 from baton.models.loading.shards import StoredTensor, listed
 
 HEAD = "lm_head.weight"
-READABLE = ("F32", "BF16", "F16", "F64")
+READABLE = ("F32", "BF16", "F16", "F64", *BLOCKS)
 Filling = tuple[StoredTensor, list[Piece]]
 """A stored tensor and the pieces of it that fill parameters."""
 

@@ -1,7 +1,9 @@
 """The files with a checkpoint's weights: safetensors, or torch.save's files if there are none."""
 
 import json
+import math
 import mmap
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from baton.models.config import ModelError
+from baton.models.gguf.blocks import BLOCKS
+from baton.models.gguf.header import SUFFIX, read_gguf
 from baton.models.loading.pickled import read_pickled
 
 DTYPES = {
@@ -25,6 +29,7 @@ DTYPES = {
 }
 """The dtypes that weights may have, by safetensors' names."""
 LFS_POINTER = b"version "
+PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 with warnings.catch_warnings():
     # torch warns once per process about read-only memory, such as mapped files. Use up that warning here, unseen.
@@ -39,18 +44,24 @@ class StoredTensor:
     file: Path
     name: str
     shape: tuple[int, ...]
-    dtype: str  # name of the dtype in safetensors, such as BF16
+    dtype: str  # name of the dtype in safetensors, such as BF16, or of a block format in GGUF, such as Q4_K
     start: int = 0
     stop: int = 0
 
+    def bytes_of(self, elements: int) -> int:
+        """Return how many bytes so many elements have, on average."""
+        return (self.stop - self.start) * elements // max(math.prod(self.shape), 1)
+
 
 def find_shards(path: Path) -> list[Path]:
-    """Return a checkpoint's safetensors files, or torch.save's files if there are none.
+    """Return a checkpoint's safetensors files, or torch.save's files if there are none; of a GGUF file, all its parts.
 
     For each kind: the single file if there is one, else the files that an index names, else all files. As in
     transformers, the single file comes first, because an index may be left over from an older checkpoint.
     Raises ModelError if there are no files, or if files that the index names are missing.
     """
+    if path.suffix == SUFFIX:
+        return _parts_of(path)
     for stem, pattern in (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin")):
         if (path / stem).is_file():
             return [path / stem]
@@ -60,6 +71,17 @@ def find_shards(path: Path) -> list[Path]:
         if files := sorted(path.glob(pattern)):
             return files
     raise ModelError(f"{path} holds no safetensors files and no pytorch_model.bin, the only weights that are read")
+
+
+def _parts_of(file: Path) -> list[Path]:
+    """Return the files into which a GGUF file was split. Raises ModelError if one is missing."""
+    part = PART.fullmatch(file.name)
+    if part is None:
+        return [file]
+    files = [file.with_name(f"{part[1]}-{number:05}-of-{part[3]}{SUFFIX}") for number in range(1, int(part[3]) + 1)]
+    if absent := [each.name for each in files if not each.is_file()]:
+        raise ModelError(f"{file.parent} lacks {listed(absent)}")
+    return files
 
 
 def _indexed(index: Path) -> list[Path]:
@@ -82,7 +104,7 @@ def read_headers(files: Sequence[Path]) -> list[StoredTensor]:
     """Return the tensors of the files. Raises ModelError if a file is damaged, or if two contain the same name."""
     stored: dict[str, StoredTensor] = {}
     for file in files:
-        for tensor in _read_pickled(file) if file.suffix == ".bin" else _read_header(file):
+        for tensor in READERS.get(file.suffix, _read_header)(file):
             if tensor.name in stored:
                 raise ModelError(f"{stored[tensor.name].file} and {file} both hold {tensor.name}")
             stored[tensor.name] = tensor
@@ -91,6 +113,10 @@ def read_headers(files: Sequence[Path]) -> list[StoredTensor]:
 
 def _read_pickled(file: Path) -> list[StoredTensor]:
     return [StoredTensor(file, name, t.shape, t.dtype, t.start, t.stop) for name, t in read_pickled(file).items()]
+
+
+def _read_gguf(file: Path) -> list[StoredTensor]:
+    return [StoredTensor(file, t.name, t.shape, t.dtype, t.start, t.stop) for t in read_gguf(file).tensors.values()]
 
 
 def _read_header(file: Path) -> list[StoredTensor]:
@@ -132,6 +158,10 @@ def _check(file: Path) -> None:
         raise ModelError(f"{file} is damaged: {error}") from None
 
 
+READERS = {".bin": _read_pickled, SUFFIX: _read_gguf}
+"""Readers of headers by a file's suffix; of all others safetensors'."""
+
+
 class MappedShards:
     """Memory-mapped files: tensors are views of the page cache, which the system reads on access and can drop."""
 
@@ -140,11 +170,16 @@ class MappedShards:
         self._lock = Lock()
 
     def view(self, stored: StoredTensor) -> Tensor:
-        """Return a tensor's values, usually as a view of the file. The caller must copy them before `release`."""
+        """Return a tensor's values, usually as a view of the file. The caller must copy them before `release`.
+
+        Block formats are dequantized to float32.
+        """
         size = stored.stop - stored.start
         if not size:
             return torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
         data = torch.frombuffer(self._map(stored.file), dtype=torch.uint8, count=size, offset=stored.start)
+        if (block := BLOCKS.get(stored.dtype)) is not None:
+            return block.dequantize(data).view(stored.shape)
         if stored.start % DTYPES[stored.dtype].itemsize:
             data = data.clone()  # torch refuses views at unaligned offsets.
         return data.view(DTYPES[stored.dtype]).view(stored.shape)

@@ -10,11 +10,13 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from baton.models.gguf.header import SUFFIX, read_gguf
 from baton.models.text import tiktoken
 from baton.models.text.detokenizer import Detokenizer
 from baton.models.text.encoder import Encoded, PieceEncoder
 from baton.models.text.grammars.compiling import Grammars
 from baton.models.text.template import Beginning, ChatTemplate, TemplateError
+from baton.models.text.vocabulary import end_ids, read_vocabulary, sampling_of, settings_of
 
 __all__ = ["ModelText", "TemplateError", "load_template", "load_text"]
 
@@ -237,10 +239,12 @@ def check_unicode(text: str) -> None:
 
 
 def load_text(path: Path) -> ModelText:
-    """Load the tokenizer and the chat template of the checkpoint folder `path`.
+    """Load the tokenizer and the chat template of the checkpoint folder or GGUF file `path`.
 
     Raises ValueError, with the file's name, if a file is missing or broken.
     """
+    if path.suffix == SUFFIX:
+        return _text_of_gguf(path)
     config = _json(path / "config.json")
     generation = _json(path / "generation_config.json")
     settings = _json(path / "tokenizer_config.json")
@@ -248,6 +252,14 @@ def load_text(path: Path) -> ModelText:
     template = _template(path, settings)
     eos_ids = _eos_ids(path, tokenizer, generation, config, settings)
     return ModelText(tokenizer, template, eos_ids, _defaults(generation), _tokenizer_info(path, settings, template))
+
+
+def _text_of_gguf(path: Path) -> ModelText:
+    metadata = read_gguf(path).metadata
+    tokenizer, settings = without_limits(read_vocabulary(metadata)), settings_of(metadata)
+    template = _template(path, settings)
+    info = _tokenizer_info(path, settings, template)
+    return ModelText(tokenizer, template, end_ids(metadata), _defaults(sampling_of(metadata)), info)
 
 
 def load_template(path: Path) -> ChatTemplate | None:
@@ -271,7 +283,11 @@ def _json(file: Path) -> dict[str, Any]:
 def _tokenizer(path: Path, settings: dict[str, Any]) -> Tokenizer:
     file, ranks = path / "tokenizer.json", path / tiktoken.NAME
     in_ranks = not file.exists() and ranks.exists() and tiktoken.is_kimi(settings)
-    tokenizer = tiktoken.read_tiktoken(ranks, settings) if in_ranks else _tokenizer_json(file)
+    return without_limits(tiktoken.read_tiktoken(ranks, settings) if in_ranks else _tokenizer_json(file))
+
+
+def without_limits(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer that neither cuts nor pads prompts, and caches few words."""
     # Settings left over from training could cut or pad prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -217,10 +217,14 @@ class Oracle:
         self.folder = folder
         self._process: subprocess.Popen[str] | None = None
 
-    def checkpoint(self, name: str, max_shard_size: str = "1GB") -> Path:
-        """Return the folder of a checkpoint in CHECKPOINTS, with tokenizer and chat template; make it only once."""
+    def checkpoint(self, name: str, max_shard_size: str = "1GB", **changes: Any) -> Path:
+        """Return the folder of a checkpoint in CHECKPOINTS, with tokenizer and chat template; make it only once.
+
+        changes: settings that differ
+        """
         architecture, config = CHECKPOINTS[name]
-        path = self.folder / f"{name}-{max_shard_size}"
+        config, changed = {**config, **changes}, "".join(f"-{key}" for key in changes)
+        path = self.folder / f"{name}-{max_shard_size}{changed}"
         if not path.exists():
             self._ask(
                 "make",

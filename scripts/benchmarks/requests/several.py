@@ -1,4 +1,4 @@
-"""One to several engines behind a router: what one more brings, and what its process and the router's cost.
+"""One to several engines with a router: what one more brings, and what its process and the router's cost.
 
 The engines' device is pretended: the hash model (`models/hash_definition.py`) waits as long as a step would take. So
 the figures show processes, HTTP and the router, on a machine with fewer cores than that many models need.
@@ -78,7 +78,7 @@ def pretended(folder: Path, step: float) -> Path:
 
 @dataclass
 class Measured:
-    """What some engines did in a time."""
+    """The work of some engines in a time."""
 
     tokens: float  # a second
     first: float  # milliseconds to the first token, the median

@@ -1,0 +1,153 @@
+"""The header of a GGUF file: its metadata, and the names, shapes, dtypes and places of its tensors.
+
+The `gguf` package reads this too, but takes 46 s for a vocabulary of 150,000 tokens where this takes 0.3 s.
+"""
+
+import mmap
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from baton.models.config import ModelError
+from baton.models.gguf.blocks import BLOCKS
+
+SUFFIX = ".gguf"
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+ALIGNMENT = 32  # of tensors, unless the metadata names another one
+STRING, ARRAY = 8, 9
+FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""The struct format of each type of value."""
+PLAIN = {0: "F32", 1: "F16", 28: "F64", 30: "BF16"}
+PLAIN_BYTES = {"F32": 4, "F16": 2, "F64": 8, "BF16": 2}
+QUANTIZED = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K"}
+OTHERS = {
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 29: "IQ1_M",
+    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+}  # fmt: skip
+"""Dtypes that are not read, for error messages."""
+NAMES = PLAIN | QUANTIZED | OTHERS
+MOST_DIMENSIONS = 8
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor as the header describes it. Its bytes are file[start:stop]."""
+
+    name: str
+    shape: tuple[int, ...]  # as in torch, so the reverse of the file's order
+    dtype: str  # F32, F16, BF16, F64, or a block format; others have no bytes here
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """The header of a GGUF file."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, GgufTensor]  # by name
+
+
+def read_gguf(file: Path) -> GgufHeader:
+    """Read the header of a file. Raises ModelError if it is no GGUF file, damaged or cut short."""
+    with file.open("rb") as opened:
+        if opened.read(4) != MAGIC:
+            raise ModelError(f"{file} is not a GGUF file")
+        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            try:
+                return _read_header(Cursor(mapped, len(MAGIC)))
+            except (struct.error, ValueError, OverflowError, RecursionError) as error:
+                if isinstance(error, ModelError):
+                    raise ModelError(f"{file} {error}") from None
+                raise ModelError(f"{file} is damaged: its header does not describe tensors ({error})") from None
+
+
+class Cursor:
+    """A position in a file, from which values are read."""
+
+    def __init__(self, data: mmap.mmap, at: int) -> None:
+        self.data, self.at = data, at
+
+    def number(self, form: str) -> Any:
+        [value] = self.numbers(form, 1)
+        return value
+
+    def numbers(self, form: str, count: int) -> tuple[Any, ...]:
+        if count > len(self.data):
+            raise ValueError(f"an array of {count} values")
+        values = struct.unpack_from(f"<{count}{form}", self.data, self.at)
+        self.at += struct.calcsize(f"<{count}{form}")
+        return values
+
+    def text(self) -> str:
+        length = self.number("Q")
+        found = self.data[self.at : self.at + length]
+        if len(found) != length:
+            raise ValueError(f"a text of {length} bytes")
+        self.at += length
+        return found.decode()
+
+    def value(self, kind: int) -> Any:
+        """Return a value of metadata. kind: its type."""
+        if kind == STRING:
+            return self.text()
+        if kind != ARRAY:
+            return self.number(_format(kind))
+        kind, count = self.number("I"), self.number("Q")
+        if kind not in (STRING, ARRAY):
+            return list(self.numbers(_format(kind), count))
+        read: Callable[[], Any] = self.text if kind == STRING else partial(self.value, ARRAY)
+        return [read() for _ in range(count)]
+
+
+def _format(kind: int) -> str:
+    if kind not in FORMATS:
+        raise ValueError(f"a value of type {kind}")
+    return FORMATS[kind]
+
+
+def _read_header(cursor: Cursor) -> GgufHeader:
+    version = cursor.number("I")
+    if version not in VERSIONS:
+        raise ModelError(f"has version {version} of GGUF; only versions {VERSIONS[0]} and {VERSIONS[1]} are read")
+    tensors, values = cursor.numbers("Q", 2)
+    metadata = dict[str, Any]()
+    for _ in range(values):
+        name = cursor.text()
+        metadata[name] = cursor.value(cursor.number("I"))
+    described = [_read_tensor(cursor) for _ in range(tensors)]
+    alignment = metadata.get("general.alignment", ALIGNMENT)
+    begin, size = -(-cursor.at // alignment) * alignment, len(cursor.data)
+    found = {
+        name: GgufTensor(name, shape, dtype, begin + at, begin + at + n) for name, shape, dtype, at, n in described
+    }
+    if len(found) != len(described):
+        raise ModelError("holds two tensors of the same name")
+    if (end := max((tensor.stop for tensor in found.values()), default=begin)) > size:
+        raise ModelError(f"is cut short: it has {size} of {end} bytes")
+    return GgufHeader(metadata, found)
+
+
+def _read_tensor(cursor: Cursor) -> tuple[str, tuple[int, ...], str, int, int]:
+    """Return a tensor's name, shape, dtype, offset and bytes."""
+    name, dimensions = cursor.text(), cursor.number("I")
+    if dimensions > MOST_DIMENSIONS:
+        raise ValueError(f"a tensor of {dimensions} dimensions")
+    shape, kind, offset = cursor.numbers("Q", dimensions)[::-1], cursor.number("I"), cursor.number("Q")
+    dtype = NAMES.get(kind, f"type {kind}")
+    elements = 1
+    for extent in shape:
+        elements *= extent
+    if dtype in PLAIN_BYTES:
+        return name, shape, dtype, offset, elements * PLAIN_BYTES[dtype]
+    if dtype not in BLOCKS:
+        return name, shape, dtype, offset, 0
+    block = BLOCKS[dtype]
+    if not shape or shape[-1] % block.elements:
+        raise ModelError(f"is damaged: {name} {list(shape)} has rows that are no blocks of {block.elements} ({dtype})")
+    return name, shape, dtype, offset, elements // block.elements * block.bytes

@@ -1,0 +1,1 @@
+"""The architectures of GGUF files: their metadata as a config.json, and their names of tensors."""
