@@ -1,6 +1,7 @@
 """The command line: `baton serve [MODEL] | route | chat | inspect [MODEL] | pull MODEL | list | doctor | version`.
 
-MODEL is a folder, a GGUF file or a name on the hub. The options of serve, route and inspect are made from api/config.py:Config.
+MODEL is a folder, a GGUF file or a name on the hub.
+The options of serve, route and inspect are made from api/config.py:Config.
 """
 
 import argparse
