@@ -10,6 +10,7 @@ from baton.api.config import Config
 from baton.api.hub.checkpoint import HubCheckpoint, find
 from baton.api.hub.connection import Hub
 from baton.api.hub.errors import HubError
+from baton.api.hub.gguf_files import HubGguf
 from baton.api.hub.names import HubName
 from baton.api.inspection import Inspection, examine, noting, show
 from baton.api.serve import LoadedModel, Progress, StartError
@@ -45,7 +46,7 @@ def inspect_by_name(config: Config, name: HubName, as_json: bool) -> int:
         return 1
 
 
-def examine_remote(checkpoint: HubCheckpoint, config: Config) -> Inspection:
+def examine_remote(checkpoint: HubCheckpoint | HubGguf, config: Config) -> Inspection:
     """Examine a checkpoint of which only the settings and the headers of the weights are fetched."""
     with checkpoint.outlined(with_tokenizer=False) as outline:
         elsewhere = [file.name for file in checkpoint.tokenizers]

@@ -42,7 +42,10 @@ HELP_WIDTH = 120
 DEFAULTS = "Defaults are in brackets."
 VARIABLES = "Each option can also be set by the environment variable in parentheses; the command line takes precedence."
 CACHE = "Names use the cache of huggingface_hub and its variables HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE."
-NAMES = f"MODEL is a folder, a GGUF file or a name on the Hugging Face hub, as ORG/NAME or ORG/NAME@REVISION. {CACHE}"
+NAMES = (
+    "MODEL is a folder, a GGUF file or a name on the Hugging Face hub: ORG/NAME, ORG/NAME@REVISION, or "
+    f"ORG/NAME:Q4_K_M for a GGUF file. {CACHE}"
+)
 UNITS = (("G", 2**30), ("M", 2**20), ("K", 2**10), ("", 1))
 
 
@@ -184,7 +187,11 @@ def parser() -> argparse.ArgumentParser:
         epilog=CACHE,
         formatter_class=HelpFormatter,
     )
-    get.add_argument("model", metavar="MODEL", help="name on the hub, ORG/NAME or ORG/NAME@REVISION")
+    get.add_argument(
+        "model",
+        metavar="MODEL",
+        help="name on the hub: ORG/NAME, ORG/NAME@REVISION, or ORG/NAME:Q4_K_M for a GGUF file",
+    )
     cached = commands.add_parser(
         "list",
         help="list the models in the hub's cache",

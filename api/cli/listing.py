@@ -9,10 +9,11 @@ from huggingface_hub import CachedRevisionInfo, constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
 from baton.api.config import Config
+from baton.api.hub.gguf_names import grouped, label_of
 from baton.api.inspection import examine, noting
 from baton.api.machine.memory import bytes_of
-from baton.models.config import read_config
 from baton.models.loading.checkpoint import FAMILIES
+from baton.models.loading.source import read_source_config
 
 SHORT_COMMIT = 12
 HEADINGS = ("MODEL", "REVISION", "SIZE", "FAMILY", "SERVED")
@@ -48,25 +49,35 @@ def cached_models() -> Iterator[CachedModel]:
         for repository in scan_cache_dir(constants.HF_HUB_CACHE).repos:
             if repository.repo_type == "model":
                 for revision in repository.revisions:
-                    yield judge(repository.repo_id, revision)
+                    yield from models_of(repository.repo_id, revision)
 
 
-def judge(name: str, revision: CachedRevisionInfo) -> CachedModel:
-    """Return a model with its family, or with the reasons why it would not be served."""
-    model = CachedModel(
-        name=name, commit=revision.commit_hash, revisions=sorted(revision.refs), size=revision.size_on_disk
-    )
-    folder = Path(revision.snapshot_path)
+def models_of(name: str, revision: CachedRevisionInfo) -> Iterator[CachedModel]:
+    """Yield the models of a repository at one commit: its GGUF files, and its folder if that has other files."""
+    folder, sizes = Path(revision.snapshot_path), dict[str, int]()
+    for file in revision.files:
+        sizes[file.file_path.relative_to(folder).as_posix()] = file.size_on_disk
+    files = grouped(sizes)
+    for stem, parts in files.items():
+        size = sum(sizes.pop(part) for part in parts)
+        yield judge(f"{name}:{label_of(stem)}", folder / parts[0], revision, size)
+    if sizes or not files:
+        yield judge(name, folder, revision, sum(sizes.values()))
+
+
+def judge(name: str, path: Path, revision: CachedRevisionInfo, size: int) -> CachedModel:
+    """Return a model with its family, or with the reasons why it would not be served. path: a folder or GGUF file"""
+    model = CachedModel(name=name, commit=revision.commit_hash, revisions=sorted(revision.refs), size=size)
     with noting(model.refused):
-        family = str(read_config(folder).values.get("model_type"))
+        family = str(read_source_config(path).values.get("model_type"))
         if family not in FAMILIES:
             # Do not examine it: most of a cache may be other models, with large tokenizers.
             model.refused = [f"model_type {family!r} is not supported"]
             return model
         model.family = family
-        inspection = examine(Config(model=str(folder)))
+        inspection = examine(Config(model=str(path)))
         missing = [f"{part} not fetched" for part in inspection.missing]
-        model.refused = missing or [reason.replace(str(folder), name) for reason in inspection.refused]
+        model.refused = missing or [reason.replace(str(path), name) for reason in inspection.refused]
     return model
 
 

@@ -10,12 +10,14 @@ models--ORG--NAME/
 import os
 import shutil
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import WeakFileLock
 
+from baton.api.hub.errors import HubError
+from baton.api.hub.gguf_names import chosen, grouped
 from baton.api.hub.names import HubName
 from baton.api.hub.repository import RemoteFile, Repository, weight_names
 
@@ -75,13 +77,15 @@ class RepositoryCache:
             ref.write_text(repository.commit)
 
     def snapshot(self) -> Path | None:
-        """Return the folder of the name's revision, if the cache holds its weights completely; otherwise None."""
+        """Return the folder or GGUF file of the name, if the cache holds its weights completely; otherwise None."""
         revision = self._name.revision or DEFAULT_REVISION
         ref = self._folder / "refs" / revision
         folder = self._folder / "snapshots" / (ref.read_text().strip() if ref.is_file() else revision)
-        if not (folder / "config.json").is_file() and not (folder / "params.json").is_file():
-            return None
         names = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+        if self._name.quantization is not None or not names.intersection(("config.json", "params.json")):
+            with suppress(HubError):
+                return folder / chosen(grouped(names), self._name)[0]
+            return None
         weights = weight_names(names, lambda name: (folder / name).read_bytes())
         return folder if weights and names.issuperset(weights) else None
 

@@ -9,9 +9,11 @@ import structlog
 from baton.api.hub.connection import Hub
 from baton.api.hub.download import Progress, check_room, fetch_files
 from baton.api.hub.errors import HubError, explaining
+from baton.api.hub.gguf_files import HubGguf
+from baton.api.hub.gguf_names import grouped
 from baton.api.hub.names import HubName
 from baton.api.hub.outline import outline
-from baton.api.hub.repository import RemoteFile, Repository
+from baton.api.hub.repository import WEIGHTS, RemoteFile, Repository
 
 Check = Callable[[Path], None]
 """Called with the outline of a checkpoint before its weights are fetched; it raises an exception to refuse them."""
@@ -71,19 +73,28 @@ class HubCheckpoint:
         return self._cache.blob(self.repository.files[name]).read_bytes()
 
 
-def find(hub: Hub, name: HubName) -> HubCheckpoint | Path:
-    """Return a checkpoint of the hub; if the hub does not answer, the folder of what the cache has under this name.
+def find(hub: Hub, name: HubName) -> HubCheckpoint | HubGguf | Path:
+    """Return a checkpoint of the hub; if the hub does not answer, what the cache has under this name.
 
     Raises HubError if neither is possible.
     """
     try:
-        return HubCheckpoint(hub, hub.look_up(name))
+        repository = hub.look_up(name)
+        return HubGguf(hub, repository) if is_gguf(repository) else HubCheckpoint(hub, repository)
     except HubError as error:
-        folder = hub.cache_of(name).snapshot()
-        if folder is None:
+        found = hub.cache_of(name).snapshot()
+        if found is None:
             raise
-        structlog.get_logger().warning("serving from the cache", model=str(name), folder=str(folder), why=str(error))
-        return folder
+        structlog.get_logger().warning("serving from the cache", model=str(name), folder=str(found), why=str(error))
+        return found
+
+
+def is_gguf(repository: Repository) -> bool:
+    """Return whether a name stands for a GGUF file: it names one, or the repository has no other weights."""
+    if repository.name.quantization is not None:
+        return True
+    others = repository.matching([pattern for _, pattern in WEIGHTS])
+    return not others and bool(grouped(repository.files))
 
 
 def unreported(done: int, total: int) -> None:

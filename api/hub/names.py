@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@((?!.*\.\.)\w[\w./-]*))?", re.ASCII)
+NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@((?!.*\.\.)\w[\w./-]*))?(?::(\w[\w.-]*))?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -13,9 +13,16 @@ class HubName:
 
     repository: str  # as ORG/NAME
     revision: str | None = None  # a branch, a tag or a commit; None for the default branch
+    quantization: str | None = None  # of a GGUF file of the repository, such as Q4_K_M
 
     def __str__(self) -> str:
-        return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
+        revision = f"@{self.revision}" if self.revision is not None else ""
+        return self.repository + revision + self.suffix
+
+    @property
+    def suffix(self) -> str:
+        """The quantization as it is written after the name; empty if there is none."""
+        return f":{self.quantization}" if self.quantization is not None else ""
 
 
 def hub_name(model: str | None) -> HubName | None:
@@ -23,11 +30,11 @@ def hub_name(model: str | None) -> HubName | None:
     match = NAME.fullmatch(model or "")
     if match is None or model is None or Path(model).exists():
         return None
-    return HubName(match[1], match[2])
+    return HubName(match[1], match[2], match[3])
 
 
 def default_served_name(model: str | None) -> str:
     """Return the name of the model in the API, unless --served-model-name states another one."""
     if (name := hub_name(model)) is not None:
-        return name.repository
+        return name.repository + name.suffix
     return Path(model).resolve().name.removesuffix(".gguf") if model else "baton"

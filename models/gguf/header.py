@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from baton.models.config import ModelError
 from baton.models.gguf.blocks import BLOCKS
@@ -32,6 +32,8 @@ OTHERS = {
 """Dtypes that are not read, for error messages."""
 NAMES = PLAIN | QUANTIZED | OTHERS
 MOST_DIMENSIONS = 8
+Described: TypeAlias = tuple[str, tuple[int, ...], str, int, int]
+"""A tensor's name, shape, dtype, offset and bytes."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def read_gguf(file: Path) -> GgufHeader:
 class Cursor:
     """A position in a file, from which values are read."""
 
-    def __init__(self, data: mmap.mmap, at: int) -> None:
+    def __init__(self, data: mmap.mmap | bytes, at: int) -> None:
         self.data, self.at = data, at
 
     def number(self, form: str) -> Any:
@@ -111,7 +113,31 @@ def _format(kind: int) -> str:
     return FORMATS[kind]
 
 
+def has_whole_header(data: bytes) -> bool:
+    """Return whether the beginning of a file has all of its header."""
+    try:
+        _read_entries(Cursor(data, len(MAGIC)))
+    except (struct.error, ValueError, OverflowError, RecursionError):
+        return False
+    return True
+
+
 def _read_header(cursor: Cursor) -> GgufHeader:
+    metadata, described = _read_entries(cursor)
+    alignment = metadata.get("general.alignment", ALIGNMENT)
+    begin, whole = -(-cursor.at // alignment) * alignment, len(cursor.data)
+    found = {
+        name: GgufTensor(name, shape, dtype, begin + at, begin + at + n) for name, shape, dtype, at, n in described
+    }
+    if len(found) != len(described):
+        raise ModelError("holds two tensors of the same name")
+    if (end := max((tensor.stop for tensor in found.values()), default=begin)) > whole:
+        raise ModelError(f"is cut short: it has {whole} of {end} bytes")
+    return GgufHeader(metadata, found)
+
+
+def _read_entries(cursor: Cursor) -> tuple[dict[str, Any], list[Described]]:
+    """Return the metadata and the description of each tensor."""
     version = cursor.number("I")
     if version not in VERSIONS:
         raise ModelError(f"has version {version} of GGUF; only versions {VERSIONS[0]} and {VERSIONS[1]} are read")
@@ -120,21 +146,10 @@ def _read_header(cursor: Cursor) -> GgufHeader:
     for _ in range(values):
         name = cursor.text()
         metadata[name] = cursor.value(cursor.number("I"))
-    described = [_read_tensor(cursor) for _ in range(tensors)]
-    alignment = metadata.get("general.alignment", ALIGNMENT)
-    begin, size = -(-cursor.at // alignment) * alignment, len(cursor.data)
-    found = {
-        name: GgufTensor(name, shape, dtype, begin + at, begin + at + n) for name, shape, dtype, at, n in described
-    }
-    if len(found) != len(described):
-        raise ModelError("holds two tensors of the same name")
-    if (end := max((tensor.stop for tensor in found.values()), default=begin)) > size:
-        raise ModelError(f"is cut short: it has {size} of {end} bytes")
-    return GgufHeader(metadata, found)
+    return metadata, [_read_tensor(cursor) for _ in range(tensors)]
 
 
-def _read_tensor(cursor: Cursor) -> tuple[str, tuple[int, ...], str, int, int]:
-    """Return a tensor's name, shape, dtype, offset and bytes."""
+def _read_tensor(cursor: Cursor) -> Described:
     name, dimensions = cursor.text(), cursor.number("I")
     if dimensions > MOST_DIMENSIONS:
         raise ValueError(f"a tensor of {dimensions} dimensions")

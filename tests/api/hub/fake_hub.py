@@ -14,7 +14,7 @@ from aiohttp import web
 
 COMMIT = "c0ffee" * 6 + "abcd"
 TOKEN = "hf_right"
-LFS = (".safetensors", ".bin")
+LFS = (".safetensors", ".bin", ".gguf")
 HALF = 2**16
 
 

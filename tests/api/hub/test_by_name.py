@@ -91,7 +91,7 @@ def test_shards_are_inspected_by_their_index(hub: FakeHub, tmp_path: Path, capsy
 def test_other_files_of_weights(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     hub.add(NAME, BUNDLED)
     weights = hub.models[NAME].files.pop("model.safetensors")
-    hub.models[NAME].files["model-Q4_K_M.gguf"] = b"GGUF"
+    hub.models[NAME].files["model.pt"] = b"PK"
     [reason] = inspect(capsys, NAME, 1)["refused"]
     assert reason.startswith(f"{NAME} holds no safetensors files and no pytorch_model.bin")
     hub.models[NAME].files["pytorch_model.bin"] = weights

@@ -49,7 +49,7 @@ def refused(name: HubName = MODEL) -> str:
         ("/org/model", None),
         ("../model", None),
         ("org/model/part", None),
-        ("org/model:Q4_K_M", None),
+        ("org/model:Q4_K_M", HubName("org/model", None, "Q4_K_M")),
         ("model", None),
         (None, None),
     ],
@@ -162,7 +162,7 @@ def test_a_file_that_has_arrived_but_was_not_checked_yet_is_checked(hub: FakeHub
 
 
 def test_a_repository_without_weights(hub: FakeHub) -> None:
-    hub.add(NAME, None, {"config.json": b"{}", "model.gguf": b"x"})
+    hub.add(NAME, None, {"config.json": b"{}", "model.pt": b"x"})
     assert refused() == "org/model holds no safetensors files and no pytorch_model.bin"
 
 

@@ -1,0 +1,47 @@
+"""Names of GGUF files in a repository, and which of them a name on the hub stands for."""
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from pathlib import PurePosixPath
+
+from baton.api.hub.errors import HubError
+from baton.api.hub.names import HubName
+
+SUFFIX = ".gguf"
+PART = re.compile(r"-\d{5}-of-\d{5}$")
+LABEL = re.compile(r"[-._]((?:UD-)?(?:I?Q|TQ|BF|F|MXFP)\d\w*)$", re.IGNORECASE)
+MOST_LISTED = 12
+
+
+def grouped(names: Collection[str]) -> dict[str, list[str]]:
+    """Return the GGUF files among these names: for each its parts, by the name without suffix and part."""
+    found = defaultdict[str, list[str]](list)
+    for name in sorted(names):
+        if name.endswith(SUFFIX) and not PurePosixPath(name).name.startswith("mmproj"):
+            found[PART.sub("", name.removesuffix(SUFFIX))].append(name)
+    return dict(found)
+
+
+def label_of(stem: str) -> str:
+    """Return the part of a file's name by which it is asked for: its quantization, or else the whole name."""
+    name = PurePosixPath(stem).name
+    return match[1] if (match := LABEL.search(name)) is not None else name
+
+
+def chosen(groups: Mapping[str, list[str]], name: HubName) -> list[str]:
+    """Return the parts of the GGUF file that a name stands for. Raises HubError if that is not exactly one."""
+    found = [stem for stem in groups if name.quantization is None or answers_to(stem, name.quantization)]
+    if len(found) == 1:
+        return groups[found[0]]
+    labels = [f"{name.repository}:{label_of(stem)}" for stem in found or groups]
+    listed = ", ".join(labels[:MOST_LISTED]) + (", …" if len(labels) > MOST_LISTED else "")
+    if not groups:
+        raise HubError(f"{name.repository} has no GGUF files")
+    raise HubError(f"{name} stands for {len(found) or 'none'} of the GGUF files of {name.repository}: {listed}")
+
+
+def answers_to(stem: str, quantization: str) -> bool:
+    """Return whether a file is asked for by its quantization, by its name, or by its folder of this name."""
+    path, label = PurePosixPath(stem.lower()), label_of(stem).lower()
+    return quantization.lower() in (label, label.removeprefix("ud-"), path.name, path.parent.name)
