@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.models.config import ModelConfig
+from baton.models.config import ModelConfig, ModelError
 from baton.models.family import whole
 from baton.models.loading.architectures.metadata import Metadata
 
@@ -126,7 +126,9 @@ def granite(found: Metadata) -> dict[str, Any]:
     attends, experts = attention(found), found.value("expert_count", 0)
     width, hidden = attends["head_dim"], found.value("embedding_length")
     shared = "ffn_down_shexp.weight" if experts else "ffn_down.weight"
-    rotated = found.value("rope.dimension_count", width)
+    rotates = found.value("rope.scaling.finetuned", False)
+    if rotates and found.value("rope.dimension_count", width) != width:
+        raise ModelError("GGUF: files of Bamba, which rotates a part of each head, are not read")
     return {
         "model_type": "granitemoehybrid",
         **hybrid_mamba(found),
@@ -141,8 +143,7 @@ def granite(found: Metadata) -> dict[str, Any]:
         "embedding_multiplier": found.value("embedding_scale", 1.0),
         "residual_multiplier": found.value("residual_scale", 1.0),
         "logits_scaling": found.value("logit_scale", 1.0),
-        "position_embedding_type": "rope" if found.value("rope.scaling.finetuned", False) else "nope",
-        "partial_rotary_factor": rotated / width,
+        "position_embedding_type": "rope" if rotates else "nope",
     }
 
 

@@ -34,6 +34,7 @@ NAMES: dict[str, dict[str, Any]] = {
     "falcon_h1-gate-first": {"mamba_conv_bias": True},  # llama.cpp crashes without
 }  # fmt: skip
 TOKENS = 24
+ROTATED = "granitehybrid.rope.dimension_count"
 QUANTIZED = ("ssm_in.weight", "attn_q.weight", "ffn_up.weight", "ffn_down.weight", "token_embd.weight")
 
 
@@ -96,4 +97,14 @@ def test_unknown_architectures_and_missing_metadata_are_refused(oracle: Oracle, 
     key = b"general.architecture" + (8).to_bytes(4, "little") + (6).to_bytes(8, "little")
     file.write_bytes(data.replace(key + b"mamba2", key + b"llamas"))
     with pytest.raises(ModelError, match="the architecture 'llamas' is not supported"):
+        load_model(file, None, CPU)
+
+
+def test_bamba_is_refused(oracle: Oracle, tmp_path: Path) -> None:
+    """Its files have Granite's architecture. llama.cpp's permutation of rows does not fit rotations of half a head."""
+    folder = oracle.checkpoint("granitemoehybrid-rope")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "add_rope_dimension_count", lambda writer, count: writer.add_uint32(ROTATED, 8))
+        file = convert(folder, tmp_path / "m.gguf")
+    with pytest.raises(ModelError, match="files of Bamba, which rotates a part of each head, are not read"):
         load_model(file, None, CPU)
