@@ -61,15 +61,27 @@ def config_values(header: GgufHeader) -> dict[str, Any]:
         known = ", ".join(ARCHITECTURES)
         raise ModelError(f"GGUF: the architecture {name!r} is not supported (supported: {known})")
     found = Metadata(name, header)
-    shared = {
-        KEY: name,
-        "hidden_size": found.value("embedding_length"),
-        "num_hidden_layers": found.layers,
-        "vocab_size": found.shape("token_embd.weight")[0],
-        "max_position_embeddings": found.value("context_length"),
-        "tie_word_embeddings": not found.has("output.weight"),
-    }
-    return shared | ARCHITECTURES[name].config(found)
+    refuse_unsupported(found)
+    try:
+        return {
+            KEY: name,
+            "hidden_size": found.value("embedding_length"),
+            "num_hidden_layers": found.layers,
+            "vocab_size": found.shape("token_embd.weight")[0],
+            "max_position_embeddings": found.value("context_length"),
+            "tie_word_embeddings": not found.has("output.weight"),
+            **ARCHITECTURES[name].config(found),
+        }
+    except (TypeError, IndexError, ZeroDivisionError) as error:
+        raise ModelError(f"GGUF: the metadata does not describe a model of {name} ({error})") from None
+
+
+def refuse_unsupported(found: Metadata) -> None:
+    """Raise ModelError for options that change the computation, and that no supported file has."""
+    for key, same in (("rope.scaling.type", "none"), ("attention.causal", True), ("attention.sliding_window", 0)):
+        value = found.value(key, same)
+        if value != same:
+            raise ModelError(f"GGUF: {found.architecture}.{key} = {value!r} is not supported (only {same!r})")
 
 
 def translated(family: Family, config: ModelConfig) -> Family:

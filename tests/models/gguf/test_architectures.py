@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
 from baton.models.config import ModelError
-from baton.models.gguf.header import read_gguf
+from baton.models.gguf.header import GgufHeader, read_gguf
 from baton.models.loading.checkpoint import load_model
 from baton.models.loading.shards import read_headers
 from tests.models.gguf import converting
@@ -108,3 +108,26 @@ def test_bamba_is_refused(oracle: Oracle, tmp_path: Path) -> None:
         file = convert(folder, tmp_path / "m.gguf")
     with pytest.raises(ModelError, match="files of Bamba, which rotates a part of each head, are not read"):
         load_model(file, None, CPU)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("ssm.time_step_rank", 0, "does not describe a model of mamba2"),
+        ("ssm.inner_size", "many", "does not describe a model of mamba2"),
+        ("ssm.inner_size", 40, "wrong shapes"),
+        ("block_count", 9, r"layer|missing tensors"),
+        ("rope.scaling.type", "yarn", r"mamba2\.rope\.scaling\.type = 'yarn' is not supported"),
+        ("attention.causal", False, r"mamba2\.attention\.causal = False is not supported"),
+    ],
+)
+def test_metadata_that_does_not_fit_is_refused(
+    oracle: Oracle, tmp_path: Path, key: str, value: Any, error: str
+) -> None:
+    file = convert(oracle.checkpoint("mamba2"), tmp_path / "m.gguf")
+    header = read_gguf(file)
+    changed = GgufHeader(header.metadata | {f"mamba2.{key}": value}, header.tensors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("baton.models.loading.source.read_gguf", lambda path: changed)
+        with pytest.raises(ModelError, match=error):
+            load_model(file, None, CPU)
