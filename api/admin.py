@@ -56,32 +56,34 @@ async def version(request: web.Request) -> web.Response:
     return answer_json({"version": VERSION})
 
 
-def card(server: Server, model: ServedModel) -> dict[str, Any]:
-    """Return the model object, with the fields of OpenAI's API and those of Anthropic's."""
+def card(server: Server, model: ServedModel, name: str) -> dict[str, Any]:
+    """Return the model object under one of its names, with the fields of OpenAI's API and those of Anthropic's."""
     started, length = int(server.started), model.max_model_len
     openai = {"object": "model", "created": started, "owned_by": "baton", "root": server.name, "max_model_len": length}
     anthropic = {
         "type": "model",
-        "display_name": server.name,
+        "display_name": name,
         "created_at": datetime.fromtimestamp(started, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
         "max_input_tokens": length,
         "max_tokens": length,
     }
-    return {"id": server.name, **openai, **anthropic}
+    return {"id": name, **openai, **anthropic}
 
 
 @routes.get("/v1/models")
 async def models(request: web.Request) -> web.Response:
     server = request.app[SERVER]
-    page = {"has_more": False, "first_id": server.name, "last_id": server.name}  # Anthropic's fields of a list
-    return answer_json({"object": "list", "data": [card(server, server.ready())], **page})
+    names = (server.name, *server.other_names)
+    page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # Anthropic's fields of a list
+    return answer_json({"object": "list", "data": [card(server, server.ready(), name) for name in names], **page})
 
 
 @routes.get("/v1/models/{model:.+}")
 async def model(request: web.Request) -> web.Response:
     server = request.app[SERVER]
-    return answer_json(card(server, server.ready(request.match_info["model"])))
+    name = request.match_info["model"]
+    return answer_json(card(server, server.ready(name), name if name in server.other_names else server.name))
 
 
 @routes.get("/model_info")

@@ -53,8 +53,10 @@ class Config(Struct, frozen=True, kw_only=True):
         str | None, MODEL, Meta(description="checkpoint folder or hub name, ORG/NAME[@REVISION] [the bundled model]")
     ] = None
     served_model_name: Annotated[
-        str | None, MODEL, Meta(description="name of the model in the API [the folder's name, or ORG/NAME]")
-    ] = None
+        tuple[str, ...],
+        MODEL,
+        Meta(description="name of the model in the API; repeatable, answers have the first [the folder's name]"),
+    ] = ()
     max_model_len: Annotated[
         AtLeastTwo | None,
         MODEL,
@@ -204,6 +206,9 @@ class Config(Struct, frozen=True, kw_only=True):
         str, NETWORK, Meta(description="address to listen on; 0.0.0.0: all of IPv4, :: all of IPv4 and IPv6")
     ] = "127.0.0.1"
     port: Annotated[int, NETWORK, Meta(ge=0, le=65535, description="port to listen on; 0 picks a free one")] = 8000
+    uds: Annotated[str | None, NETWORK, Meta(description="Unix socket to listen on instead [none]")] = None
+    tls_cert: Annotated[str | None, NETWORK, Meta(description="file with the TLS certificate chain [none]")] = None
+    tls_key: Annotated[str | None, NETWORK, Meta(description="file with its private key [none]")] = None
     body_limit: Annotated[int, NETWORK, SIZE, Meta(ge=1024, description="maximum bytes of a request body")] = 2**24
     bytes_in_flight: Annotated[
         AtLeastOne,
@@ -327,20 +332,6 @@ class Config(Struct, frozen=True, kw_only=True):
         bool, DEBUGGING, Meta(description="overwrite freed slots, so that reads of stale states become visible")
     ] = False
 
-    def accepted_keys(self) -> tuple[str, ...]:
-        """Return the keys of --api-key and --api-key-file. Raises ConfigError if the file is unreadable or has none."""
-        if self.api_key_file is None:
-            return self.api_key
-        try:
-            with open(self.api_key_file, encoding="utf-8") as file:
-                lines = [line.strip() for line in file]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--api-key-file: {error}") from None
-        keys = tuple(line for line in lines if line and not line.startswith("#"))
-        if not keys:
-            raise ConfigError(f"--api-key-file: {self.api_key_file} holds no key")
-        return self.api_key + keys
-
     @property
     def log_disk(self) -> int:
         """The part of --session-disk for token logs of sessions, in bytes; the rest is for states."""
@@ -410,10 +401,10 @@ def load(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ
             # An empty variable counts as unset. `check` refuses an empty BATON_API_KEY, so that a server that is meant
             # to require keys does not start without keys.
             values[name], source[name] = text, variable(name)
-            if isinstance(field.default, tuple):
-                values[name] = [part.strip() for part in values[name].split(",") if part.strip()]
         else:
             continue
+        if isinstance(field.default, tuple) and isinstance(values[name], str):
+            values[name] = [part.strip() for part in values[name].split(",") if part.strip()]
         if is_size(field):
             values[name] = parse_size(values[name], source[name])
     try:
@@ -435,6 +426,8 @@ def check(config: Config, source: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"{source.get('cors')}: expected an origin such as https://example.org, or *, not {origin!r}"
             )
+    if (config.tls_cert is None) != (config.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together")
     if any(not key.strip() for key in config.api_key):
         raise ConfigError(f"{source.get('api_key')}: an API key must not be empty")
     if "api_key" in source and not config.api_key:

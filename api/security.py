@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from baton.api import errors
-from baton.api.config import Config
+from baton.api.config import Config, ConfigError
 
 PAGE = "/"
 PROBES = frozenset({"/health", "/ready"})
@@ -29,11 +29,26 @@ OWNER: web.RequestKey[bytes] = web.RequestKey("owner", bytes)  # digest of the A
 FLOW: web.RequestKey[str] = web.RequestKey("flow", str)  # flow of the API key, if the server has several
 
 
+def accepted_keys(config: Config) -> tuple[str, ...]:
+    """Return the keys of --api-key and --api-key-file. Raises ConfigError if the file is unreadable or has none."""
+    if config.api_key_file is None:
+        return config.api_key
+    try:
+        with open(config.api_key_file, encoding="utf-8") as file:
+            lines = [line.strip() for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file: {error}") from None
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise ConfigError(f"--api-key-file: {config.api_key_file} holds no key")
+    return config.api_key + keys
+
+
 class Guard:
     """The checks of a request's headers, which every request must pass before its body is read."""
 
     def __init__(self, config: Config) -> None:
-        self._keys = [digest(key) for key in config.accepted_keys()]
+        self._keys = [digest(key) for key in accepted_keys(config)]
         self._origins = frozenset(origin.rstrip("/").lower() for origin in config.cors)
         self._hosts = frozenset(host.lower() for host in (*config.allowed_host, config.host))
 

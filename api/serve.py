@@ -21,6 +21,7 @@ from baton.api import errors
 from baton.api.app import GUARD, make_app
 from baton.api.config import Config, ConfigError
 from baton.api.connections.limits import raise_descriptor_limit
+from baton.api.connections.listening import place_of
 from baton.api.connections.registry import CONNECTIONS
 from baton.api.errors import ApiError
 from baton.api.generation.gateway import Gateway
@@ -153,9 +154,9 @@ class Process:
         self._stop = asyncio.Event()
         self._scope = anyio.CancelScope()  # of everything but the last writes
         self._failure: Exit | None = None
-        name = config.served_model_name or default_served_name(config.model)
+        name, *others = config.served_model_name or [default_served_name(config.model)]
         metrics = Metrics(name)
-        self._server = Server(config, Gateway(config.request_timeout, metrics), metrics, name)
+        self._server = Server(config, Gateway(config.request_timeout, metrics), metrics, name, other_names=(*others,))
         self._server.spans = open_spans(config, name)
         self._app = make_app(self._server)
         self._sessions = self._app[SESSIONS]
@@ -195,14 +196,14 @@ class Process:
 
     async def _open_port(self, runner: web.AppRunner) -> None:
         """Start to listen. Until the model is loaded, /ready and everything that needs the model answer 503."""
-        host, port = self._config.host, self._config.port
         try:
             assert runner.server is not None
-            bound = await self._app[CONNECTIONS].listen(runner.server, host, port)
+            url = await self._app[CONNECTIONS].listen(runner.server, self._config)
         except OSError as error:
-            raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-        shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-        self._log.info("listening", url=f"http://{shown}:{bound[1]}", model=self._server.name)
+            raise StartError(f"cannot listen on {place_of(self._config)}: {error.strerror or error}") from None
+        except ConfigError as error:
+            raise StartError(str(error)) from None
+        self._log.info("listening", url=url, model=self._server.name)
 
     async def _serve(self, tasks: anyio.abc.TaskGroup, runner: web.AppRunner) -> Exit:
         """Open the port, load the model, restore sessions, run the ring, and drain it after a signal."""

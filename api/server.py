@@ -60,6 +60,7 @@ class Server:
     model: ServedModel | None = None  # None until the model is loaded
     relay: RingView | None = None  # None until the ring is made
     spans: Spans | None = None  # None if spans are not exported
+    other_names: tuple[str, ...] = ()  # further names under which requests may ask for the model
     phase: Literal["loading", "ready", "draining"] = "loading"  # never goes back
     started: float = field(default_factory=time.time)  # Unix time
     _tasks: set[asyncio.Task[None]] = field(init=False, default_factory=set)
@@ -88,7 +89,7 @@ class Server:
         if self.phase == "draining":
             raise errors.draining()
         loaded = self.loaded()
-        if model is not None and model not in (self.name, *UNNAMED):
+        if model is not None and model not in (self.name, *self.other_names, *UNNAMED):
             raise errors.unknown_model(model, self.name)
         return loaded
 

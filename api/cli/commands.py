@@ -33,9 +33,9 @@ OF_SIZE = (
 )  # fmt: skip
 """The options that `baton inspect` shares with `baton serve`: they decide how much memory a model needs."""
 OF_ROUTER = (
-    "engine", "host", "port", "max_connections", "bytes_in_flight", "body_limit", "header_timeout", "body_timeout",
-    "idle_timeout", "unread_timeout", "websocket_timeout", "ping_interval", "request_timeout", "drain_timeout",
-    "api_key", "api_key_file", "cors", "allowed_host", "log_format", "log_level",
+    "engine", "host", "port", "uds", "tls_cert", "tls_key", "max_connections", "bytes_in_flight", "body_limit",
+    "header_timeout", "body_timeout", "idle_timeout", "unread_timeout", "websocket_timeout", "ping_interval",
+    "request_timeout", "drain_timeout", "api_key", "api_key_file", "cors", "allowed_host", "log_format", "log_level",
 )  # fmt: skip
 """The options of `baton route`; only the first is not one of `baton serve`."""
 HELP_WIDTH = 120
@@ -80,9 +80,11 @@ def run(arguments: Sequence[str], signals: Signals) -> int:
 
         return list_models(options["json"])
     as_json = options.pop("json", False)
+    from baton.api.security import accepted_keys
+
     try:
         config = configuration.load(options)
-        config.accepted_keys()
+        accepted_keys(config)
         if config.peer or config.peer_listen is not None:
             from baton.api.peering.options import read_key
 

@@ -18,6 +18,7 @@ from baton.api.cluster.supervisor import Supervisor
 from baton.api.config import Config, ConfigError, load
 from baton.api.hub.names import hub_name
 from baton.api.machine.signals import Signals
+from baton.api.security import accepted_keys
 from baton.api.telemetry import logs
 
 COLUMNS = ("name", "phase", "url", "rows", "queue_seconds", "restarts")
@@ -88,7 +89,7 @@ def operator_key(cluster: ClusterFile, folder: Path) -> str:
     if "api_key_file" in options:
         options["api_key_file"] = str(folder / options["api_key_file"])
     config: Config = load(options, {})
-    keys = config.accepted_keys()
+    keys = accepted_keys(config)
     return keys[0] if keys else ""
 
 

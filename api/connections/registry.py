@@ -1,21 +1,19 @@
 """The set of all connections: it limits their number and bytes in flight, and ends those without progress."""
 
 import asyncio
-import ipaddress
 import select
-import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, cast
 
 import structlog
 from aiohttp import web
 
+from baton.api.config import Config
 from baton.api.connections.connection import ClientConnection, too_slow
 from baton.api.connections.limits import ConnectionLimits
+from baton.api.connections.listening import Listening, listen
 from baton.api.machine.heap import FreedMemory, find_trim
 
-BACKLOG = 1024
 SWEEP_S = 1.0
 TO_READ_REFUSAL_S = 2.0  # time for a client to read the 503 of a refused connection
 BEGINNING_S = 1.0  # a request that began so recently may be complete, and its handler about to start
@@ -31,7 +29,7 @@ class Connections:
         self.ended: Counter[str] = Counter()  # how many connections the server ended, by reason
         self._freed = FreedMemory()
         self._server: web.Server | None = None
-        self._listening: asyncio.Server | None = None
+        self._listening: Listening | None = None
         self._served: dict[web.RequestHandler, ClientConnection] = {}  # connections by aiohttp's protocol object
         self._silent: dict[ClientConnection, None] = {}  # connections without a request, longest silent first
         self._refused: set[ClientConnection] = set()  # refused connections whose clients may still read the error
@@ -43,20 +41,10 @@ class Connections:
         """Return the connection on which a request arrived."""
         return self._served[request.protocol]
 
-    async def listen(self, server: web.Server, host: str, port: int) -> tuple[Any, ...]:
-        """Accept connections and have `server` serve them. Return the bound address. Raises OSError.
-
-        host: "::" stands for all addresses, those of IPv4 included.
-        """
-        loop = asyncio.get_running_loop()
-        make = self.served_by(server)
-        if is_every_address(host) and socket.has_dualstack_ipv6():
-            # `loop.create_server` would restrict a socket that it makes for an IPv6 address to IPv6.
-            both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
-            self._listening = await loop.create_server(make, sock=both, backlog=BACKLOG)
-        else:
-            self._listening = await loop.create_server(make, host, port, backlog=BACKLOG)
-        return cast(tuple[Any, ...], self._listening.sockets[0].getsockname())
+    async def listen(self, server: web.Server, config: Config) -> str:
+        """Accept connections and have `server` serve them. Return its URL. Raises OSError and ConfigError."""
+        self._listening = await listen(config, self.served_by(server))
+        return self._listening.url
 
     def served_by(self, server: web.Server) -> Callable[[], ClientConnection]:
         """Return the factory that makes a ClientConnection for each new connection to `server`."""
@@ -172,14 +160,6 @@ class Connections:
                 connection.answer(too_slow("headers", self.limits.headers))
             case _:
                 connection.abort()
-
-
-def is_every_address(host: str) -> bool:
-    """Return whether `host` is IPv6's address for all interfaces, in any spelling."""
-    try:
-        return ipaddress.IPv6Address(host).is_unspecified
-    except ValueError:
-        return False
 
 
 def departed(connections: Sequence[ClientConnection]) -> list[ClientConnection]:

@@ -111,7 +111,8 @@ async def remove_engine(request: web.Request) -> web.Response:
 def check_operator(request: web.Request) -> None:
     """Raise ApiError 403 unless the request has the first API key or, without keys, comes from this machine."""
     owner, operator = owner_of(request), request.app[ROUTER].operator
-    is_local = ipaddress.ip_address(request.remote or "0.0.0.0").is_loopback
+    # A Unix socket has no remote address.
+    is_local = not request.remote or ipaddress.ip_address(request.remote).is_loopback
     if owner != operator or not (operator or is_local):
         raise errors.forbidden("only the first API key, or without keys this machine, may change the engines")
 

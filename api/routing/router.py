@@ -14,14 +14,14 @@ from baton.api.routing.delivery import Delivery
 from baton.api.routing.engines import Fleet
 from baton.api.routing.forwarding import Forwarder
 from baton.api.routing.sockets import Sockets
-from baton.api.security import digest
+from baton.api.security import accepted_keys, digest
 
 
 class Router:
     """The engines of a router, and the ways to pass requests on to them. Make it inside the event loop."""
 
     def __init__(self, config: Config) -> None:
-        keys = config.accepted_keys()
+        keys = accepted_keys(config)
         own = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         self.operator = digest(keys[0]) if keys else b""  # the owner that may change the engines
         self.fleet = Fleet(own)

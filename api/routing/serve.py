@@ -6,7 +6,8 @@ import anyio
 import structlog
 from aiohttp import web
 
-from baton.api.config import Config
+from baton.api.config import Config, ConfigError
+from baton.api.connections.listening import place_of
 from baton.api.connections.registry import CONNECTIONS
 from baton.api.machine.signals import Signals
 from baton.api.routing.app import make_router
@@ -37,13 +38,12 @@ async def run(config: Config, signals: Signals) -> int:
     await runner.setup()
     try:
         assert runner.server is not None
-        bound = await app[CONNECTIONS].listen(runner.server, config.host, config.port)
-    except OSError as error:
-        log.critical("cannot listen", host=config.host, port=config.port, error=error.strerror or str(error))
+        url = await app[CONNECTIONS].listen(runner.server, config)
+    except (OSError, ConfigError) as error:
+        log.critical("cannot listen", place=place_of(config), error=getattr(error, "strerror", None) or str(error))
         await runner.cleanup()
         return 2
-    shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-    log.info("listening", url=f"http://{shown}:{bound[1]}", engines=len(config.engine))
+    log.info("listening", url=url, engines=len(config.engine))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(app[CONNECTIONS].watch)
         await stop.wait()

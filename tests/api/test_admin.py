@@ -82,6 +82,15 @@ async def test_openais_client_lists_the_model() -> None:
             await api.models.retrieve("another")
 
 
+async def test_a_model_has_several_names() -> None:
+    async with serving() as served, CHECKED_OPENAI(base_url=f"{served.url}v1", api_key="none") as api:
+        served.server.other_names = ("second", "third")
+        assert [model.id async for model in api.models.list()] == ["fake", "second", "third"]
+        assert (await api.models.retrieve("third")).id == "third"
+        answer = await api.chat.completions.create(model="second", messages=[{"role": "user", "content": "a"}])
+        assert answer.model == "fake"
+
+
 async def test_anthropics_client_lists_the_model() -> None:
     async with (
         serving() as served,
