@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-AT_ONCE = 1 << 14  # blocks that are dequantized at once, so that temporary memory is small
+AT_ONCE = 1 << 12  # blocks that are dequantized at once, so that temporary numbers stay in the caches
 
 
 @dataclass(frozen=True)
