@@ -7,10 +7,11 @@ import base64
 import binascii
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+Piece = TypeVar("Piece", bytes, str)
 NAME = "tiktoken.model"
 # This many ids after the ranks are special tokens, whether they have a name or not.
 RESERVED = 256
@@ -58,8 +59,8 @@ def read_ranks(file: Path) -> dict[bytes, int]:
     return ranks
 
 
-def merges_of(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the pairs of byte sequences that are joined into one, in the order in which tiktoken joins them."""
+def merges_of(ranks: Mapping[Piece, float]) -> Iterator[tuple[Piece, Piece]]:
+    """Yield the pairs of pieces that are joined into one, in the order in which tiktoken joins them."""
     for piece in sorted(ranks, key=ranks.__getitem__):
         halves = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
         known = [(left, right) for left, right in halves if left in ranks and right in ranks]

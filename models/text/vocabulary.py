@@ -1,4 +1,4 @@
-"""The tokenizer in the metadata of a GGUF file: byte-pair encoding, with the name of a rule that splits text."""
+"""The tokenizer in the metadata of a GGUF file: of bytes, with a rule that splits text, or of SentencePiece's kind."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -6,9 +6,11 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from baton.models.text.tiktoken import KIMI
+from baton.models.text.tiktoken import KIMI, merges_of
 
+NORMAL = 1  # type of a token that is a piece of text
 CONTROL, USER_DEFINED = 3, 4  # types of tokens that are added: with and without a meaning beyond their text
+SPACE = "\u2581"
 ENDINGS = ("eos", "eot", "eom")  # the keys tokenizer.ggml.…_token_id of tokens that end an answer
 END_NAMES = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>", "<|eom_id|>", "</s>", "[EOS]")
 """Control tokens that end an answer whether the metadata names them or not, as in llama.cpp."""
@@ -59,29 +61,55 @@ RULES = {
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer in a GGUF file's metadata. Raises ValueError for one that is not supported or broken."""
-    kind, name = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
-    if kind != "gpt2":
-        raise ValueError(f"GGUF: tokenizers of the kind {kind!r} are not read, only gpt2 is (byte-pair encoding)")
-    if name not in RULES:
-        raise ValueError(f"GGUF: the rule {name!r} that splits text is not known (known: {', '.join(sorted(RULES))})")
-    rule, texts = RULES[name], metadata.get("tokenizer.ggml.tokens", [])
-    merges = [tuple(pair.split(" ", 1)) for pair in metadata.get("tokenizer.ggml.merges", [])]
+    kind, texts = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens", [])
+    if kind not in ("gpt2", "llama"):
+        raise ValueError(f"GGUF: tokenizers of the kind {kind!r} are not read, only gpt2 and llama are")
     try:
-        made = Tokenizer(
-            models.BPE({text: id for id, text in enumerate(texts)}, merges, ignore_merges=rule.whole_words)
-        )
+        made, adds_bos = _byte_level(metadata) if kind == "gpt2" else _sentence_piece(metadata)
+    except ValueError:
+        raise
     except Exception as error:  # The library raises plain Exception for everything.
         raise ValueError(f"GGUF: not a vocabulary: {error}") from error
+    made.add_tokens([*_added(texts, metadata.get("tokenizer.ggml.token_type", []))])
+    bos = metadata.get("tokenizer.ggml.bos_token_id")
+    if metadata.get("tokenizer.ggml.add_bos_token", adds_bos) and bos in range(len(texts)):
+        text = texts[bos]
+        made.post_processor = processors.TemplateProcessing(single=[text, "$A"], special_tokens=[(text, bos)])
+    return made
+
+
+def _byte_level(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
+    """Return a tokenizer of byte sequences, and whether texts begin with a token by default."""
+    name, texts = metadata.get("tokenizer.ggml.pre", "default"), metadata.get("tokenizer.ggml.tokens", [])
+    if name not in RULES:
+        raise ValueError(f"GGUF: the rule {name!r} that splits text is not known (known: {', '.join(sorted(RULES))})")
+    rule, vocabulary = RULES[name], {text: id for id, text in enumerate(texts)}
+    merges = [tuple(pair.split(" ", 1)) for pair in metadata.get("tokenizer.ggml.merges", [])]
+    made = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule.whole_words))
     if rule.nfc:
         made.normalizer = normalizers.NFC()
     made.pre_tokenizer = pre_tokenizers.Sequence([*_splitting(rule)])
     made.decoder = decoders.ByteLevel()
-    made.add_tokens([*_added(texts, metadata.get("tokenizer.ggml.token_type", []))])
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
-    if metadata.get("tokenizer.ggml.add_bos_token", rule.adds_bos) and bos is not None:
-        text = texts[bos]
-        made.post_processor = processors.TemplateProcessing(single=[text, "$A"], special_tokens=[(text, bos)])
-    return made
+    return made, rule.adds_bos
+
+
+def _sentence_piece(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
+    """Return a tokenizer of SentencePiece's kind, whose pieces are joined in the order of their scores.
+
+    Spaces are written as U+2581, and characters that are no piece as tokens of their bytes.
+    """
+    texts, scores = metadata.get("tokenizer.ggml.tokens", []), metadata.get("tokenizer.ggml.scores", [])
+    types = metadata.get("tokenizer.ggml.token_type", [])
+    ranks = {text: -score for text, score, kind in zip(texts, scores, types, strict=True) if kind == NORMAL}
+    unknown = texts[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
+    vocabulary = {text: id for id, text in enumerate(texts)}
+    made = Tokenizer(models.BPE(vocabulary, [*merges_of(ranks)], unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    begins = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    prefix = [normalizers.Prepend(SPACE)] if begins else []
+    made.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", SPACE)])
+    parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*parts, *([decoders.Strip(" ", 1, 0)] if begins else [])])
+    return made, True
 
 
 def _splitting(rule: SplittingRule) -> Iterator[pre_tokenizers.PreTokenizer]:

@@ -1,6 +1,7 @@
 """llama.cpp on the same GGUF files: it draws the same tokens. It is built from source (4 minutes), so not in CI."""
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -13,7 +14,7 @@ from tests.models.gguf.converting import convert
 from tests.models.gguf.test_architectures import NAMES
 from tests.models.oracle import Oracle
 from tests.models.test_parity import ids, make_pools, pages, prefill
-from tests.models.text.test_vocabulary import TEXT, metadata
+from tests.models.text.test_vocabulary import TEXT, metadata, sentence_pieces
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python, which no extra installs")
 pytestmark = [pytest.mark.soak, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -44,19 +45,28 @@ def test_llama_cpp_draws_the_same_tokens(oracle: Oracle, name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "default"])  # llama.cpp warns of its own default
 def test_llama_cpp_splits_text_alike(rule: str, tmp_path: Path) -> None:
-    values = metadata(rule)
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba2")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(rule)
-    writer.add_token_list(values["tokenizer.ggml.tokens"])
-    writer.add_token_types(values["tokenizer.ggml.token_type"])
-    writer.add_token_merges(values["tokenizer.ggml.merges"])
-    writer.add_eos_token_id(values["tokenizer.ggml.eos_token_id"])
+    assert_split_alike(tmp_path / "m.gguf", metadata(rule))
+
+
+def test_llama_cpp_joins_pieces_alike(tmp_path: Path) -> None:
+    assert_split_alike(tmp_path / "m.gguf", sentence_pieces())
+
+
+def assert_split_alike(file: Path, values: dict[str, Any]) -> None:
+    writer = gguf.GGUFWriter(file, "mamba2")
+    for key, value in values.items():
+        match value:
+            case str():
+                writer.add_string(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case list():
+                writer.add_array(key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    peer = llama_cpp.Llama(str(tmp_path / "m.gguf"), vocab_only=True, verbose=False)
+    peer = llama_cpp.Llama(str(file), vocab_only=True, verbose=False)
     text = TEXT.replace("e\u0301", "é")  # llama.cpp does not normalize
     found = read_vocabulary(values).encode(text, add_special_tokens=False).ids
     assert found == peer.tokenize(text.encode(), add_bos=False, special=False)

@@ -115,7 +115,41 @@ def test_templates_special_tokens_and_sampling_values() -> None:
 def test_tokenizers_that_are_not_known_are_refused() -> None:
     with pytest.raises(ValueError, match="the rule 'other' that splits text is not known"):
         read_vocabulary(metadata("other"))
-    with pytest.raises(ValueError, match="of the kind 'llama' are not read"):
-        read_vocabulary(metadata(**{"ggml.model": "llama"}))
+    with pytest.raises(ValueError, match="of the kind 'bert' are not read"):
+        read_vocabulary(metadata(**{"ggml.model": "bert"}))
     with pytest.raises(ValueError, match="not a vocabulary"):
         read_vocabulary(metadata(**{"ggml.merges": ["no such"]}))
+
+
+def sentence_pieces() -> dict[str, Any]:
+    """Return the metadata of a vocabulary of SentencePiece's kind, with pieces of TEXT, bytes and special tokens."""
+    text = TEXT.replace(" ", "\u2581")
+    pieces = {text[at : at + size] for at in range(len(text)) for size in (1, 2, 3, 5)} - {"\u2581\u2581"}
+    known = sorted(piece for piece in pieces if piece and "中" not in piece and "\n" not in piece)
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *known]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + [len(piece) * 100.0 - at for at, piece in enumerate(known)],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(known),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_pieces_with_scores_keep_the_text(begins: bool) -> None:
+    tokenizer = read_vocabulary(sentence_pieces() | {"tokenizer.ggml.add_space_prefix": begins})
+    encoded = tokenizer.encode(TEXT)
+    assert encoded.ids[0] == 1 and "<0xE4>" in encoded.tokens, "the first byte of a character that is no piece"
+    assert tokenizer.decode(encoded.ids) == TEXT
+    assert encoded.tokens[1].startswith("\u2581") is begins
+
+
+def test_pieces_with_higher_scores_are_joined_first() -> None:
+    pieces, types = ["<unk>", "a", "b", "c", "ab", "bc"], [2, 1, 1, 1, 1, 1]
+    for scores, tokens in (([0, -9, -9, -9, -1, -2], ["ab", "c"]), ([0, -9, -9, -9, -2, -1], ["a", "bc"])):
+        found = {"model": "llama", "tokens": pieces, "scores": scores, "token_type": types, "add_space_prefix": False}
+        tokenizer = read_vocabulary({f"tokenizer.ggml.{key}": value for key, value in found.items()})
+        assert tokenizer.encode("abc").tokens == tokens
