@@ -195,4 +195,5 @@ extern "C" void baton_short_conv_decode(int type, const void *projected, int64_t
     });
 }
 
+BATON_RECORDABLE(baton_short_conv_prefill)
 BATON_RECORDABLE(baton_short_conv_decode)

@@ -31,7 +31,7 @@ from baton.api.peering.links import Peering
 from baton.api.server import Server
 from baton.api.sessions.store import SESSIONS
 from baton.api.telemetry.metrics import Metrics
-from baton.api.wiring import build_lower_tiers, build_relay, cpu_arena, name_states, size
+from baton.api.wiring import build_lower_tiers, build_relay, cpu_arena, size
 from baton.models.batch import Model
 from baton.models.loading.checkpoint import random_model
 from baton.models.text.detokenizer import Detokenizer
@@ -142,7 +142,7 @@ async def engine(
     sizes = size(config, batch, model, LENGTH, stream, host)
     numbers = sizes.slots, sizes.pages, sizes.page_size
     pools = allocate_pools(model, *numbers, CPU, stream, sizes.max_running, batch.drafts)
-    tiers = build_lower_tiers(config, model, sizes, name_states(config, model, Path()), host)
+    tiers = build_lower_tiers(config, model, sizes, "random", host)
     computes = make_device(model, pools, sizes.max_running, LENGTH, host, stream, batch.step_tokens)
     served = ServedModel(text, VOCAB, LENGTH, {"family": "random"}, max_running=sizes.max_running)
     peering = Peering(config, "random", "float32", sizes, host, served) if folder is not None else None

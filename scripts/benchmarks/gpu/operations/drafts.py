@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,10 +81,14 @@ def _operation(
     def call(decode: Callable[..., Tensor], inputs: Sequence[Tensor], *first: object) -> Sequence[Tensor]:
         conv, pool, ring, slots, positions, begins, offsets, rings, *rest = inputs[count:]
         drafts = Drafts(begins, offsets, rings, rows * (REPLAYED + FED), FED - 1)
-        return decode(*first, named(rest), conv, pool, slots, positions, drafts, ring), conv, pool, ring
+        return decode(*first, named(rest), (conv, pool), slots, positions, drafts, ring), conv, pool, ring
+
+    def with_two_pools(*arguments: Any) -> Tensor:
+        *first, pools, slots, positions, drafts, ring = arguments
+        return form(*first, *pools, slots, positions, drafts, ring)
 
     def run(*inputs: Tensor) -> Sequence[Tensor]:
-        return call(form, inputs, *inputs[:count])
+        return call(with_two_pools, inputs, *inputs[:count])
 
     def exact(*inputs: Tensor) -> Sequence[Tensor]:
         return call(exact_form, inputs, inputs[:count], columns)

@@ -15,12 +15,14 @@ from scripts.benchmarks.gpu.operations import (
     pointwise,
     quantized,
     sampling,
+    short_conv,
 )
 from scripts.benchmarks.gpu.operations.attention import Heads
 from scripts.benchmarks.gpu.operations.delta import DeltaNet
 from scripts.benchmarks.gpu.operations.kda import KdaNet
 from scripts.benchmarks.gpu.operations.mamba2 import Mixer
 from scripts.benchmarks.gpu.operations.mixture import Mixture
+from scripts.benchmarks.gpu.operations.short_conv import Convolution
 
 Build = Callable[[Draw], Operation]
 BF16 = torch.bfloat16
@@ -30,6 +32,7 @@ def _all(
     mixer: Mixer,
     net: DeltaNet,
     kimi: KdaNet,
+    convolution: Convolution,
     heads: Heads,
     latents: Heads,
     experts: Mixture,
@@ -64,6 +67,8 @@ def _all(
         "mixer_decode, drafts": (drafts.decode_mixer, (mixer, rows)),
         "delta_decode, drafts": (drafts.decode_delta, (net, rows)),
         "kda_decode, drafts": (drafts.decode_kda, (kimi, rows)),
+        "short_conv_decode": (short_conv.decode, (convolution, rows)),
+        "short_conv_decode, drafts": (short_conv.decode_with_drafts, (convolution, rows)),
         "gated_norm": (mamba2.norm, (mixer, sum(lengths))),
         "attention": (attention.attend, (heads, [(0, lengths[0]), (70, 20)], [5, 300])),
         "attention, decode": (attention.attend, (heads, [], [3 * row for row in range(rows)])),
@@ -110,12 +115,20 @@ ODD = Mixture(35, 3, 71, 135, "silu_gated", 5)
 SMALL = Mixture(6, 2, 40, 24, "silu_gated", 3)
 KIMI = Heads(32, 1, 576, 512)
 TOYS = _all(
-    *(Mixer(2, 16, 1, 16), DeltaNet(2, 16, 1, 32), KdaNet(2, 16, 16), Heads(4, 2, 16), Heads(4, 1, 300, 256), SMALL),
+    *(
+        Mixer(2, 16, 1, 16),
+        DeltaNet(2, 16, 1, 32),
+        KdaNet(2, 16, 16),
+        Convolution(40),
+        Heads(4, 2, 16),
+        Heads(4, 1, 300, 256),
+        SMALL,
+    ),
     *([70, 9], 3, 64, 300),
 )
 CHECKED: dict[str, Build] = {
     **_all(
-        *(Mixer(), DeltaNet(), KdaNet(), Heads(), KIMI, Mixture(64, 6, 1536, 512)),
+        *(Mixer(), DeltaNet(), KdaNet(), Convolution(), Heads(), KIMI, Mixture(64, 6, 1536, 512)),
         *([700, 3, 129], 37, 4096, 131_072),
     ),
     **{
@@ -124,6 +137,7 @@ CHECKED: dict[str, Build] = {
             Mixer(6, 20, 2, 24, 3),
             DeltaNet(6, 20, 2, 24, 3),
             KdaNet(3, 20, 24, 3),
+            Convolution(1000, 4),
             Heads(10, 2, 96),
             Heads(5, 1, 300, 250),
             ODD,
@@ -163,6 +177,7 @@ TIMED: dict[str, Build] = {
     **{f"mixer_decode, drafts, {rows} rows": _of(drafts.decode_mixer, (Mixer(), rows)) for rows in (1, 32)},
     **{f"delta_decode, drafts, {rows} rows": _of(drafts.decode_delta, (DeltaNet(), rows)) for rows in (1, 32)},
     **{f"kda_decode, drafts, {rows} rows": _of(drafts.decode_kda, (KdaNet(), rows)) for rows in (1, 32)},
+    **{f"short_conv_decode, {rows} rows": _of(short_conv.decode, (Convolution(), rows)) for rows in (1, 32, 256)},
     "delta_prefill, 8192 tokens": _of(delta.prefill, (DeltaNet(), [8192])),
     "delta_prefill, 16 prompts of 512": _of(delta.prefill, (DeltaNet(), [512] * 16)),
     "kda_prefill, 8192 tokens": _of(kda.prefill, (KdaNet(), [8192])),
