@@ -1,6 +1,7 @@
 """`baton cluster`: start a cluster, look at it, restart its engines, and end it."""
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ def in_folder(cluster: ClusterFile, folder: Path) -> ClusterFile:
     """Return the cluster with the whole path of its model, which is relative to the file's folder, or a name."""
     if cluster.model is None or (hub_name(cluster.model) is not None and not (folder / cluster.model).exists()):
         return cluster
-    model = str((folder / cluster.model).resolve())
-    return msgspec.structs.replace(cluster, model=model)
+    # Links stay: in the hub's cache a GGUF file is a link to a blob, which has no name.
+    return msgspec.structs.replace(cluster, model=os.path.abspath(folder / cluster.model))
 
 
 def folder_of(file: Path) -> Path:

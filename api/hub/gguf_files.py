@@ -9,7 +9,6 @@ from baton.api.hub.connection import Hub
 from baton.api.hub.download import Progress, check_room, fetch_files
 from baton.api.hub.gguf_names import chosen, grouped
 from baton.api.hub.repository import RemoteFile, Repository
-from baton.models.gguf.header import has_whole_header
 
 FIRST_READ = 2**20  # bytes; the header of a large vocabulary has several of these
 
@@ -65,6 +64,8 @@ def outline(hub: Hub, repository: Repository, files: list[RemoteFile]) -> Iterat
 
 def read_header(hub: Hub, repository: Repository, file: RemoteFile) -> bytes:
     """Return the beginning of a file, as much as its header needs."""
+    from baton.models.gguf.header import has_whole_header  # It imports torch, and `baton pull` needs no headers.
+
     content, end = b"", FIRST_READ
     while len(content) < file.size and not has_whole_header(content):
         content += hub.read(repository, file, len(content), min(end, file.size))

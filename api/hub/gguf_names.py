@@ -9,7 +9,8 @@ from baton.api.hub.errors import HubError
 from baton.api.hub.names import HubName
 
 SUFFIX = ".gguf"
-PART = re.compile(r"-\d{5}-of-\d{5}$")
+PART = re.compile(r"-\d{5}-of-(\d{5})$")
+NO_MODELS = ("mmproj", "imatrix")  # beginnings of the names of files that hold something else
 LABEL = re.compile(r"[-._]((?:UD-)?(?:I?Q|TQ|BF|F|MXFP)\d\w*)$", re.IGNORECASE)
 MOST_LISTED = 12
 
@@ -18,7 +19,7 @@ def grouped(names: Collection[str]) -> dict[str, list[str]]:
     """Return the GGUF files among these names: for each its parts, by the name without suffix and part."""
     found = defaultdict[str, list[str]](list)
     for name in sorted(names):
-        if name.endswith(SUFFIX) and not PurePosixPath(name).name.startswith("mmproj"):
+        if name.endswith(SUFFIX) and not PurePosixPath(name).name.startswith(NO_MODELS):
             found[PART.sub("", name.removesuffix(SUFFIX))].append(name)
     return dict(found)
 
@@ -33,12 +34,20 @@ def chosen(groups: Mapping[str, list[str]], name: HubName) -> list[str]:
     """Return the parts of the GGUF file that a name stands for. Raises HubError if that is not exactly one."""
     found = [stem for stem in groups if name.quantization is None or answers_to(stem, name.quantization)]
     if len(found) == 1:
-        return groups[found[0]]
+        return complete(groups[found[0]], name)
     labels = [f"{name.repository}:{label_of(stem)}" for stem in found or groups]
     listed = ", ".join(labels[:MOST_LISTED]) + (", …" if len(labels) > MOST_LISTED else "")
     if not groups:
         raise HubError(f"{name.repository} has no GGUF files")
     raise HubError(f"{name} stands for {len(found) or 'none'} of the GGUF files of {name.repository}: {listed}")
+
+
+def complete(parts: list[str], name: HubName) -> list[str]:
+    """Return the parts of a file. Raises HubError if some are missing."""
+    split = PART.search(parts[0].removesuffix(SUFFIX))
+    if split is not None and len(parts) != int(split[1]):
+        raise HubError(f"{name} has {len(parts)} of {int(split[1])} parts: {', '.join(parts[:MOST_LISTED])}")
+    return parts
 
 
 def answers_to(stem: str, quantization: str) -> bool:

@@ -37,4 +37,8 @@ def default_served_name(model: str | None) -> str:
     """Return the name of the model in the API, unless --served-model-name states another one."""
     if (name := hub_name(model)) is not None:
         return name.repository + name.suffix
-    return Path(model).resolve().name.removesuffix(".gguf") if model else "baton"
+    if not model:
+        return "baton"
+    # In the hub's cache a GGUF file is a link to a blob, which has no name.
+    path = Path(model)
+    return path.name.removesuffix(".gguf") if path.suffix == ".gguf" else path.resolve().name

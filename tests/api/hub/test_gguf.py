@@ -1,6 +1,8 @@
 """GGUF files of repositories on the hub: which one a name stands for, what is fetched, and what the commands say."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from tests.api.test_gguf import BUNDLED, choose, write_vocabulary
 from tests.models.gguf.converting import convert
 
 FILES = (
-    "Clara-Q4_K_M.gguf", "Clara-Q8_0.gguf", "Clara.F16.gguf", "mmproj-Clara-F16.gguf", "README.md",
+    "Clara-Q4_K_M.gguf", "Clara-Q8_0.gguf", "Clara.F16.gguf", "mmproj-Clara-F16.gguf", "imatrix.gguf",
     "BF16/Clara-BF16-00001-of-00002.gguf", "BF16/Clara-BF16-00002-of-00002.gguf", "other/Clara_IQ4_XS.gguf",
 )  # fmt: skip
 
@@ -50,6 +52,17 @@ def test_a_name_stands_for_a_file_with_all_its_parts(quantization: str, files: t
 def test_a_name_that_stands_for_no_single_file_gets_the_choices(name: HubName) -> None:
     with pytest.raises(HubError, match=r"org/model:Q4_K_M, org/model:Q8_0, org/model:F16"):
         chosen(grouped(sorted(FILES[:3])), name)
+
+
+def test_a_file_without_all_its_parts_is_refused() -> None:
+    with pytest.raises(HubError, match=r"org/model:BF16 has 1 of 2 parts: BF16/Clara-BF16-00002-of-00002\.gguf"):
+        chosen(grouped(FILES[6:7]), HubName(NAME, None, "BF16"))
+
+
+def test_the_served_name_of_a_link_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "0123abcd").touch()
+    (tmp_path / "Clara-Q8_0.gguf").symlink_to("0123abcd")
+    assert default_served_name(str(tmp_path / "Clara-Q8_0.gguf")) == "Clara-Q8_0"
 
 
 def test_the_served_name_says_the_quantization() -> None:
@@ -106,3 +119,9 @@ def test_a_repository_without_the_file_lists_what_it_has(hub: FakeHub, capsys: p
     hub.add(NAME, BUNDLED)
     assert cli.main(["pull", f"{NAME}:Q8_0"]) == 1
     assert "org/model has no GGUF files" in capsys.readouterr().err
+
+
+def test_pulling_does_not_import_torch() -> None:
+    code = "import sys; import baton.api.cli.pulling; print('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "False\n"
