@@ -17,11 +17,13 @@ from baton.actors.results.actor import PROMPT_TAIL
 from baton.actors.tokens import WIDTH, Tokens, unpack
 from baton.api import errors
 from baton.api.generation.outputs import Generation
+from baton.api.generation.request_builder import SEEDS
 from baton.api.generation.served_model import ServedModel
 from baton.api.parsing import RESUME, RESUMPTION
 
 ROUTED = "baton-routed"  # the header of requests that come from a router
 RESUMABLE = "baton-resumable"  # the header of streams with comments for the router
+EVENTS_A_TOKEN = 16  # of a response, at most; the opening of the response counts as a token
 COMMENT = b": baton "  # begins such a comment, which ends with an empty line
 
 
@@ -116,6 +118,11 @@ def resumed(
         *range(len(parts))
     ]:
         raise errors.bad_request(f"{RESUME}: expected {len(requests)} sequences", RESUME, "invalid_value")
+    if not all(0 <= seed < SEEDS for seed in seeds):
+        raise errors.bad_request(f"{RESUME}: the seeds cannot be of an engine", RESUME, "invalid_value")
+    tokens = sum(len(part.tokens) // WIDTH for part in parts)
+    if not 0 <= resumption.events <= EVENTS_A_TOKEN * (tokens + 1):
+        raise errors.bad_request(f"{RESUME}: so few tokens have no {resumption.events} events", RESUME, "invalid_value")
     if resumption.begun.weights != model.weights:
         raise errors.bad_request(f"{RESUME}: the first engine has other weights", RESUME, "model_mismatch")
     found = list[Earlier]()

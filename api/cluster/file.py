@@ -13,9 +13,12 @@ from baton.api.config import ConfigError
 Count = Annotated[int, Meta(ge=0, le=1000)]
 Seconds = Annotated[float, Meta(gt=0, le=1e7)]
 OF_PROCESS = frozenset(
-    {"model", "host", "port", "engine", "engine_name", "peer", "peer_listen", "peer_key_file", "drain_to"}
-)
-"""Options that the cluster sets itself."""
+    {
+        "model", "host", "port", "engine", "engine_name", "peer", "peer_listen", "peer_key_file", "drain_to",
+        "uds", "tls_cert", "tls_key",
+    }
+)  # fmt: skip
+"""Options that the cluster sets itself, and those that its supervisor could not follow."""
 
 
 class EngineGroup(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -1,10 +1,13 @@
 """Listening for clients: an address or a Unix socket, with or without TLS."""
 
 import asyncio
+import errno
 import ipaddress
+import os
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +25,13 @@ class Listening:
     server: asyncio.Server
     url: str  # for the log; "unix:PATH" for a Unix socket
     path: Path | None = None  # of the Unix socket
+    file: tuple[int, int] | None = None  # device and number of the socket's file
 
     def close(self) -> None:
         """Accept no more connections. Existing ones stay open."""
         self.server.close()
-        if self.path is not None:
+        # Another server may have taken the path over.
+        if self.path is not None and self.file == file_at(self.path):
             self.path.unlink(missing_ok=True)
 
 
@@ -40,8 +45,9 @@ async def listen(config: Config, make: Callable[[], asyncio.BaseProtocol]) -> Li
     if context is not None:
         options["ssl_handshake_timeout"] = HANDSHAKE_S
     if config.uds is not None:
+        refuse_in_use(config.uds)
         server = await loop.create_unix_server(make, config.uds, **options)
-        return Listening(server, f"unix:{config.uds}", Path(config.uds))
+        return Listening(server, f"unix:{config.uds}", Path(config.uds), file_at(Path(config.uds)))
     if is_every_address(config.host) and socket.has_dualstack_ipv6():
         # `loop.create_server` would restrict a socket that it makes for an IPv6 address to IPv6.
         both = socket.create_server((config.host, config.port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -51,6 +57,22 @@ async def listen(config: Config, make: Callable[[], asyncio.BaseProtocol]) -> Li
     host, port, *_ = server.sockets[0].getsockname()
     shown = f"[{host}]" if ":" in host else host
     return Listening(server, f"http{'s' if context is not None else ''}://{shown}:{port}")
+
+
+def refuse_in_use(path: str) -> None:
+    """Raise OSError if a server listens on a Unix socket: listening there again would replace it."""
+    with socket.socket(socket.AF_UNIX) as client, suppress(FileNotFoundError, ConnectionRefusedError):
+        client.connect(path)
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def file_at(path: Path) -> tuple[int, int] | None:
+    """Return device and number of the file at a path; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def place_of(config: Config) -> str:

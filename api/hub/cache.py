@@ -82,11 +82,13 @@ class RepositoryCache:
         ref = self._folder / "refs" / revision
         folder = self._folder / "snapshots" / (ref.read_text().strip() if ref.is_file() else revision)
         names = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
-        if self._name.quantization is not None or not names.intersection(("config.json", "params.json")):
+        weights = weight_names(names, lambda name: (folder / name).read_bytes())
+        if self._name.quantization is not None or not weights:
             with suppress(HubError):
                 return folder / chosen(grouped(names), self._name)[0]
             return None
-        weights = weight_names(names, lambda name: (folder / name).read_bytes())
+        if not names.intersection(("config.json", "params.json")):
+            return None
         return folder if weights and names.issuperset(weights) else None
 
 
@@ -95,11 +97,13 @@ def link_to(blob: Path, place: Path) -> None:
     if place.exists() and place.samefile(blob):
         return
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.unlink(missing_ok=True)
+    made = place.with_name(f".{place.name}.{os.getpid()}")  # Another process may make the same link.
+    made.unlink(missing_ok=True)
     try:
-        place.symlink_to(os.path.relpath(blob, place.parent))
+        made.symlink_to(os.path.relpath(blob, place.parent))
     except OSError:
-        shutil.copy(blob, place)
+        shutil.copy(blob, made)
+    made.replace(place)
 
 
 def size_of(file: Path) -> int:

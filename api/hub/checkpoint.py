@@ -80,13 +80,15 @@ def find(hub: Hub, name: HubName) -> HubCheckpoint | HubGguf | Path:
     """
     try:
         repository = hub.look_up(name)
-        return HubGguf(hub, repository) if is_gguf(repository) else HubCheckpoint(hub, repository)
+        if not is_gguf(repository):
+            return HubCheckpoint(hub, repository)
     except HubError as error:
         found = hub.cache_of(name).snapshot()
         if found is None:
             raise
         structlog.get_logger().warning("serving from the cache", model=str(name), folder=str(found), why=str(error))
         return found
+    return HubGguf(hub, repository)  # A name that stands for no single file is an error, whatever the cache has.
 
 
 def is_gguf(repository: Repository) -> bool:

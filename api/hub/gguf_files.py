@@ -7,9 +7,11 @@ from tempfile import TemporaryDirectory
 
 from baton.api.hub.connection import Hub
 from baton.api.hub.download import Progress, check_room, fetch_files
+from baton.api.hub.errors import explaining
 from baton.api.hub.gguf_names import chosen, grouped
 from baton.api.hub.repository import RemoteFile, Repository
 
+MOST_READ = 10**8  # bytes
 FIRST_READ = 2**20  # bytes; the header of a large vocabulary has several of these
 
 
@@ -44,8 +46,9 @@ class HubGguf:
                 with self.outlined(with_tokenizer=True) as file:
                     check(file)
             fetch_files(self._hub, self.repository, self._files, on_progress)
-        folder = self._cache.link(self.repository, self._files)
-        self._cache.record(self.repository)
+        with explaining(self.repository.name, self._hub.endpoint):
+            folder = self._cache.link(self.repository, self._files)
+            self._cache.record(self.repository)
         return folder / self._files[0].name
 
 
@@ -64,10 +67,12 @@ def outline(hub: Hub, repository: Repository, files: list[RemoteFile]) -> Iterat
 
 def read_header(hub: Hub, repository: Repository, file: RemoteFile) -> bytes:
     """Return the beginning of a file, as much as its header needs."""
-    from baton.models.gguf.header import has_whole_header  # It imports torch, and `baton pull` needs no headers.
+    from baton.models.gguf.header import MAGIC, has_whole_header  # It imports torch, and `baton pull` needs no headers.
 
     content, end = b"", FIRST_READ
-    while len(content) < file.size and not has_whole_header(content):
+    while len(content) < min(file.size, MOST_READ) and not has_whole_header(content):
+        if content and not content.startswith(MAGIC):
+            break  # The inspection says what is wrong.
         content += hub.read(repository, file, len(content), min(end, file.size))
         end *= 2
     return content

@@ -10,7 +10,7 @@ from baton.api.hub.names import HubName
 
 SUFFIX = ".gguf"
 PART = re.compile(r"-\d{5}-of-(\d{5})$")
-NO_MODELS = ("mmproj", "imatrix")  # beginnings of the names of files that hold something else
+NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # in the names of files that hold something else
 LABEL = re.compile(r"[-._]((?:UD-)?(?:I?Q|TQ|BF|F|MXFP)\d\w*)$", re.IGNORECASE)
 MOST_LISTED = 12
 
@@ -19,7 +19,7 @@ def grouped(names: Collection[str]) -> dict[str, list[str]]:
     """Return the GGUF files among these names: for each its parts, by the name without suffix and part."""
     found = defaultdict[str, list[str]](list)
     for name in sorted(names):
-        if name.endswith(SUFFIX) and not PurePosixPath(name).name.startswith(NO_MODELS):
+        if name.endswith(SUFFIX) and not NO_MODEL.search(PurePosixPath(name).name):
             found[PART.sub("", name.removesuffix(SUFFIX))].append(name)
     return dict(found)
 
@@ -33,6 +33,9 @@ def label_of(stem: str) -> str:
 def chosen(groups: Mapping[str, list[str]], name: HubName) -> list[str]:
     """Return the parts of the GGUF file that a name stands for. Raises HubError if that is not exactly one."""
     found = [stem for stem in groups if name.quantization is None or answers_to(stem, name.quantization)]
+    if len(found) > 1 and name.quantization is not None:
+        exact = [stem for stem in found if label_of(stem).lower() == name.quantization.lower()]
+        found = exact or found
     if len(found) == 1:
         return complete(groups[found[0]], name)
     labels = [f"{name.repository}:{label_of(stem)}" for stem in found or groups]

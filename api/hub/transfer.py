@@ -63,6 +63,8 @@ def receive(
                         raise TransferStopped
                     partial.write(chunk)
                     arrived(len(chunk))
+                    if partial.size > file.size:
+                        break  # More than the hub states; `check` reports it.
         except httpx2.TransportError as error:
             failure = error
         except HfHubHTTPError as error:

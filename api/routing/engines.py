@@ -54,8 +54,9 @@ class EngineView:
 
         def cancel() -> None:
             nonlocal is_lost
-            is_lost = True
-            task.cancel()
+            if not is_lost:
+                is_lost = True
+                task.cancel()
 
         if self.phase == "lost":
             raise ConnectionError(self.why)

@@ -32,6 +32,8 @@ OTHERS = {
 """Dtypes that are not read, for error messages."""
 NAMES = PLAIN | QUANTIZED | OTHERS
 MOST_DIMENSIONS = 8
+BROKEN = (struct.error, ValueError, TypeError, ArithmeticError, RecursionError)
+"""Errors of reading a header that is broken."""
 Described: TypeAlias = tuple[str, tuple[int, ...], str, int, int]
 """A tensor's name, shape, dtype, offset and bytes."""
 
@@ -63,7 +65,7 @@ def read_gguf(file: Path) -> GgufHeader:
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             try:
                 return _read_header(Cursor(mapped, len(MAGIC)))
-            except (struct.error, ValueError, OverflowError, RecursionError) as error:
+            except BROKEN as error:
                 if isinstance(error, ModelError):
                     raise ModelError(f"{file} {error}") from None
                 raise ModelError(f"{file} is damaged: its header does not describe tensors ({error})") from None
@@ -117,7 +119,7 @@ def has_whole_header(data: bytes) -> bool:
     """Return whether the beginning of a file has all of its header."""
     try:
         _read_entries(Cursor(data, len(MAGIC)))
-    except (struct.error, ValueError, OverflowError, RecursionError):
+    except BROKEN:
         return False
     return True
 
@@ -125,6 +127,8 @@ def has_whole_header(data: bytes) -> bool:
 def _read_header(cursor: Cursor) -> GgufHeader:
     metadata, described = _read_entries(cursor)
     alignment = metadata.get("general.alignment", ALIGNMENT)
+    if type(alignment) is not int or alignment < 1:
+        raise ValueError(f"an alignment of {alignment!r}")
     begin, whole = -(-cursor.at // alignment) * alignment, len(cursor.data)
     found = {
         name: GgufTensor(name, shape, dtype, begin + at, begin + at + n) for name, shape, dtype, at, n in described

@@ -6,7 +6,9 @@ from itertools import groupby
 from pathlib import Path
 
 from baton.models.config import ModelError
+from baton.models.gguf.header import SUFFIX
 from baton.models.loading.shards import find_shards, read_headers
+from baton.models.loading.source import read_source_config
 
 SAMPLE = 512  # bytes
 
@@ -18,8 +20,10 @@ def fingerprint(folder: Path, *more: object) -> str:
     have the same names and shapes, but differ in these bytes.
     """
     digest = hashlib.blake2b(repr(more).encode(), digest_size=16)
-    with suppress(OSError):
-        digest.update((folder / "config.json").read_bytes())
+    with suppress(OSError, ModelError):
+        is_gguf = folder.suffix == SUFFIX
+        config = repr(sorted(read_source_config(folder).values.items())).encode() if is_gguf else None
+        digest.update(config if config is not None else (folder / "config.json").read_bytes())
     with suppress(ModelError):
         for file, tensors in groupby(read_headers(find_shards(folder)), key=lambda tensor: tensor.file):
             with file.open("rb") as opened:

@@ -78,6 +78,8 @@ def _parts_of(file: Path) -> list[Path]:
     part = PART.fullmatch(file.name)
     if part is None:
         return [file]
+    if int(part[3]) == 0:
+        raise ModelError(f"{file.name} is no part of anything")
     files = [file.with_name(f"{part[1]}-{number:05}-of-{part[3]}{SUFFIX}") for number in range(1, int(part[3]) + 1)]
     if absent := [each.name for each in files if not each.is_file()]:
         raise ModelError(f"{file.parent} lacks {listed(absent)}")

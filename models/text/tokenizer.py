@@ -256,10 +256,14 @@ def load_text(path: Path) -> ModelText:
 
 def _text_of_gguf(path: Path) -> ModelText:
     metadata = read_gguf(path).metadata
-    tokenizer, settings = without_limits(read_vocabulary(metadata)), settings_of(metadata)
+    try:
+        tokenizer, settings = without_limits(read_vocabulary(metadata)), settings_of(metadata)
+        ends, sampling = end_ids(metadata), sampling_of(metadata)
+    except (TypeError, IndexError) as error:
+        raise ValueError(f"{path}: the metadata does not describe a vocabulary ({error})") from None
     template = _template(path, settings)
     info = _tokenizer_info(path, settings, template)
-    return ModelText(tokenizer, template, end_ids(metadata), _defaults(sampling_of(metadata)), info)
+    return ModelText(tokenizer, template, ends, _defaults(sampling), info)
 
 
 def load_template(path: Path) -> ChatTemplate | None:

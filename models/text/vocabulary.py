@@ -133,7 +133,7 @@ def end_ids(metadata: Mapping[str, Any]) -> list[int]:
     known = (
         id for id, (text, kind) in enumerate(zip(texts, types, strict=False)) if kind == CONTROL and text in END_NAMES
     )
-    return list(dict.fromkeys([*(id for id in named if id is not None), *known]))
+    return list(dict.fromkeys([*(id for id in named if type(id) is int and 0 <= id < len(texts)), *known]))
 
 
 def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:

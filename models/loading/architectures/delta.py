@@ -40,6 +40,7 @@ STACKS: dict[str, tuple[str, int | None]] = {
     "ffn_gate_up_exps.weight": ("mlp.experts.input_linear", None),
     "ffn_down_exps.weight": ("mlp.experts.output_linear", None),
 }
+SOFTMAX = 1  # llama.cpp's number of this function
 NORMS = ("attn_norm.weight", "post_attention_norm.weight", "attn_q_norm.weight", "attn_k_norm.weight")
 """Norms whose weights the family stores as the difference from 1, like that of the last norm."""
 
@@ -49,6 +50,9 @@ def qwen(found: Metadata) -> dict[str, Any]:
     attends = attention(found)
     mixture: dict[str, Any] = {}
     if experts:
+        found.require("expert_gating_func", SOFTMAX)
+        found.require("expert_weights_norm", True)
+        found.require("expert_weights_scale", 1.0, 0.0)
         mixture = {
             "num_experts_per_tok": found.value("expert_used_count"),
             "moe_intermediate_size": found.first_shape("ffn_down_exps.weight")[2],

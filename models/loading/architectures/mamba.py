@@ -13,6 +13,7 @@ from baton.models.loading.architectures.metadata import Metadata
 BACKBONE = ("backbone.embeddings.weight", "backbone.layers", "backbone.norm_f.weight")
 DECODER = ("model.embed_tokens.weight", "model.layers", "model.norm.weight")
 FALCON_DECODER = (*DECODER[:2], "model.final_layernorm.weight")
+SIGMOID = 2  # llama.cpp's number of this function
 MIXER = {
     "ssm_in.weight": "in_proj.weight",
     "ssm_conv1d.weight": "conv1d.weight",
@@ -192,11 +193,12 @@ def nemotron_h(found: Metadata) -> dict[str, Any]:
 
 
 def grouped_experts(found: Metadata) -> dict[str, Any]:
-    """Return the keys of experts that a sigmoid chooses."""
+    """Return the keys of experts that a sigmoid chooses. Raises ModelError for experts that a softmax chooses."""
+    found.require("expert_gating_func", SIGMOID)
     return {
         "num_experts_per_tok": found.value("expert_used_count"),
         "moe_intermediate_size": found.first_shape("ffn_up_exps.weight")[1],
-        "routed_scaling_factor": found.value("expert_weights_scale", 1.0),
+        "routed_scaling_factor": found.value("expert_weights_scale", 1.0) or 1.0,  # 0: not set
         "norm_topk_prob": found.value("expert_weights_norm", True),
         "n_group": found.value("expert_group_count", 1) or 1,
         "topk_group": found.value("expert_group_used_count", 1) or 1,

@@ -23,6 +23,12 @@ class Metadata:
             raise ModelError(f"GGUF: the metadata lacks {key}")
         return found
 
+    def require(self, name: str, *supported: Any) -> None:
+        """Raise ModelError unless a value is in `supported`, or there is none."""
+        value = self.value(name, supported[0])
+        if value not in supported:
+            raise ModelError(f"GGUF: {self.architecture}.{name} = {value!r} is not supported (only {supported[0]!r})")
+
     def largest(self, name: str) -> Any:
         """Return a value that may be a list with one entry for each layer: its largest entry then."""
         found = self.value(name)
@@ -40,6 +46,8 @@ class Metadata:
         blocks, more = self.value("block_count"), self.value("nextn_predict_layers", 0)
         if not isinstance(blocks, int) or not isinstance(more, int):
             raise ModelError(f"GGUF: {self.architecture}.block_count should be an integer, not {blocks!r}")
+        if not 0 <= more < blocks <= len(self._header.tensors):
+            raise ModelError(f"GGUF: {blocks} layers do not fit {len(self._header.tensors)} tensors")
         return blocks - more
 
     def has(self, tensor: str) -> bool:

@@ -57,7 +57,7 @@ def config_values(header: GgufHeader) -> dict[str, Any]:
     Raises ModelError for an architecture that is not supported, and for metadata that is missing.
     """
     name = header.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ModelError(f"GGUF: the architecture {name!r} is not supported (supported: {known})")
     found = Metadata(name, header)
@@ -72,16 +72,15 @@ def config_values(header: GgufHeader) -> dict[str, Any]:
             "tie_word_embeddings": not found.has("output.weight"),
             **ARCHITECTURES[name].config(found),
         }
-    except (TypeError, IndexError, ZeroDivisionError) as error:
+    except (TypeError, IndexError, ArithmeticError) as error:
         raise ModelError(f"GGUF: the metadata does not describe a model of {name} ({error})") from None
 
 
 def refuse_unsupported(found: Metadata) -> None:
     """Raise ModelError for options that change the computation, and that no supported file has."""
-    for key, same in (("rope.scaling.type", "none"), ("attention.causal", True), ("attention.sliding_window", 0)):
-        value = found.value(key, same)
-        if value != same:
-            raise ModelError(f"GGUF: {found.architecture}.{key} = {value!r} is not supported (only {same!r})")
+    found.require("rope.scaling.type", "none")
+    found.require("attention.causal", True)
+    found.require("attention.sliding_window", 0)
 
 
 def translated(family: Family, config: ModelConfig) -> Family:
