@@ -86,3 +86,20 @@ async def test_files_without_certificate_or_key_are_refused(options: dict[str, s
 def test_a_certificate_needs_its_key() -> None:
     with pytest.raises(ConfigError, match="--tls-cert and --tls-key belong together"):
         load({"tls_cert": "x"}, {})
+
+
+async def test_a_socket_in_use_is_not_taken_over(tmp_path: Path) -> None:
+    place = tmp_path / "baton.sock"
+    async with listening(uds=str(place)):
+        with pytest.raises(OSError, match="in use"):
+            async with listening(uds=str(place)):
+                pass
+        assert await get("http://localhost/", connector=aiohttp.UnixConnector(str(place))) == "ok"
+
+
+async def test_a_socket_of_another_server_stays(tmp_path: Path) -> None:
+    place, other = tmp_path / "baton.sock", tmp_path / "other.sock"
+    async with listening(uds=str(other)):
+        async with listening(uds=str(place)):
+            other.rename(place)
+        assert await get("http://localhost/", connector=aiohttp.UnixConnector(str(place))) == "ok"

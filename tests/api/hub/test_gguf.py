@@ -125,3 +125,13 @@ def test_pulling_does_not_import_torch() -> None:
     code = "import sys; import baton.api.cli.pulling; print('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "False\n"
+
+
+def test_a_name_that_stands_for_several_files_is_not_answered_by_the_cache(
+    hub: FakeHub, clara: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.add(NAME, None, {"m-Q8_0.gguf": clara, "m-UD-Q8_0.gguf": clara + b"0", "m.mmproj-Q8_0.gguf": b"GGUF"})
+    assert cli.main(["pull", f"{NAME}:Q8_0"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("/m-Q8_0.gguf"), "the exact name wins"
+    assert cli.main(["pull", NAME]) == 1
+    assert "stands for 2 of the GGUF files" in capsys.readouterr().err

@@ -202,3 +202,16 @@ async def test_fields_without_effect_are_accepted() -> None:
             "service_tier": "auto", "parallel_tool_calls": True, "ignore_eos": True, "min_tokens": 1, "seed": 1,
         }  # fmt: skip
         assert (await served.post("/v1/responses", body))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("events", "seed", "error"),
+    [(10**14, 1, "have no 100000000000000 events"), (-1, 1, "have no -1 events"), (2, 2**64, "the seeds cannot be")],
+)
+async def test_a_resumption_that_no_engine_can_have_begun_is_refused(events: int, seed: int, error: str) -> None:
+    begun = {"event": "begun", "ids": ["resp_" + "a" * 32], "seeds": [seed], "limits": [4], "weights": ""}
+    resume = {"begun": begun, "parts": [[0, "AQAAAA==", 1, False]], "events": events}
+    async with serving() as served:
+        body = {"input": "hi", "stream": True, "max_output_tokens": 4, "baton_resume": resume}
+        status, answer = await served.error("/v1/responses", body)
+    assert status == 400 and error in answer["message"]

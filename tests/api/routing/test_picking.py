@@ -1,6 +1,8 @@
 """The engine that a router picks, from the events of engines and from what it has sent to them."""
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 
 import pytest
@@ -67,3 +69,19 @@ async def test_a_prompt_that_was_just_sent_is_picked_for_the_same_engine(fleet: 
     same = next(fresh)
     assert len({(await forwarder.pick(same))[0].number for _ in range(6)}) == 1
     assert len({(await forwarder.pick(next(fresh)))[0].number for _ in range(6)}) == 3
+
+
+async def test_an_engine_that_is_lost_twice_ends_a_wait_once() -> None:
+    view = EngineView(1, "http://a", phase="ready")
+
+    async def wait() -> str:
+        with suppress(ConnectionError), view.unless_lost():
+            await asyncio.sleep(60)
+        return "another engine"
+
+    waiting = asyncio.ensure_future(wait())
+    await asyncio.sleep(0)
+    for _ in range(2):
+        for close in list(view.closing):
+            close()
+    assert await waiting == "another engine"

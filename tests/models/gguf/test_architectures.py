@@ -1,5 +1,6 @@
 """GGUF files of every architecture: the same model as from the checkpoint that they were converted from."""
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from baton.models.config import ModelError
 from baton.models.gguf.header import GgufHeader, read_gguf
 from baton.models.loading.checkpoint import load_model
+from baton.models.loading.fingerprint import fingerprint
 from baton.models.loading.shards import read_headers
 from tests.models.gguf import converting
 from tests.models.gguf.converting import convert
@@ -131,3 +133,20 @@ def test_metadata_that_does_not_fit_is_refused(
         patch.setattr("baton.models.loading.source.read_gguf", lambda path: changed)
         with pytest.raises(ModelError, match=error):
             load_model(file, None, CPU)
+
+
+def test_the_fingerprint_tells_files_with_other_metadata_apart(oracle: Oracle, tmp_path: Path) -> None:
+    file = convert(oracle.checkpoint("granitemoehybrid"), tmp_path / "m.gguf")
+    before, key = fingerprint(file), b"granitehybrid.residual_scale" + (6).to_bytes(4, "little")
+    data = file.read_bytes()
+    at = data.index(key) + len(key)
+    file.write_bytes(data[:at] + struct.pack("<f", 0.5) + data[at + 4 :])
+    assert load_model(file, None, CPU) and fingerprint(file) != before
+
+
+def test_experts_that_another_function_chooses_are_refused(oracle: Oracle, tmp_path: Path) -> None:
+    file = convert(oracle.checkpoint("lfm2_moe"), tmp_path / "m.gguf")
+    key = b"lfm2moe.expert_gating_func" + (4).to_bytes(4, "little")
+    file.write_bytes(file.read_bytes().replace(key + b"\x02", key + b"\x01"))
+    with pytest.raises(ModelError, match=r"lfm2moe\.expert_gating_func = 1 is not supported"):
+        load_model(file, None, CPU)

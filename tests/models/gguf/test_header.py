@@ -131,3 +131,19 @@ def test_all_parts_of_a_file_are_read(tmp_path: Path) -> None:
     second.unlink()
     with pytest.raises(ModelError, match=r"lacks m-00002-of-00002\.gguf"):
         find_shards(first)
+
+
+@pytest.mark.parametrize("alignment", [0, "32"])
+def test_an_alignment_that_is_none_is_refused(tmp_path: Path, alignment: Any) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba2")
+    (writer.add_uint32 if alignment == 0 else writer.add_string)("general.alignment", alignment)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match="is damaged"):
+        read_gguf(tmp_path / "m.gguf")
+
+
+def test_no_parts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="is no part of anything"):
+        find_shards(tmp_path / "m-00001-of-00000.gguf")
