@@ -21,9 +21,7 @@ def fingerprint(folder: Path, *more: object) -> str:
     """
     digest = hashlib.blake2b(repr(more).encode(), digest_size=16)
     with suppress(OSError, ModelError):
-        is_gguf = folder.suffix == SUFFIX
-        config = repr(sorted(read_source_config(folder).values.items())).encode() if is_gguf else None
-        digest.update(config if config is not None else (folder / "config.json").read_bytes())
+        digest.update(configuration(folder))
     with suppress(ModelError):
         for file, tensors in groupby(read_headers(find_shards(folder)), key=lambda tensor: tensor.file):
             with file.open("rb") as opened:
@@ -32,3 +30,10 @@ def fingerprint(folder: Path, *more: object) -> str:
                     opened.seek(max((tensor.start + tensor.stop - SAMPLE) // 2, tensor.start))
                     digest.update(opened.read(min(SAMPLE, tensor.stop - tensor.start)))
     return digest.hexdigest()
+
+
+def configuration(source: Path) -> bytes:
+    """Return config.json, or the values that a GGUF file has instead. Raises OSError or ModelError."""
+    if source.suffix == SUFFIX:
+        return repr(sorted(read_source_config(source).values.items())).encode()
+    return (source / "config.json").read_bytes()

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from baton.models.config import ModelConfig
 from baton.models.family import whole
-from baton.models.loading.architectures.mamba import ATTENTION, MLP, attention, log_of_decay, with_channel, within
 from baton.models.loading.architectures.metadata import Metadata
+from baton.models.loading.architectures.shared import ATTENTION, MLP, attention, log_of_decay, with_channel, within
 
 QWEN = {
     "attn_norm.weight": "input_layernorm.weight",

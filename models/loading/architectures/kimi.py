@@ -8,8 +8,15 @@ from torch import Tensor
 
 from baton.models.config import ModelConfig
 from baton.models.family import whole
-from baton.models.loading.architectures.mamba import ATTENTION, MLP, grouped_experts, log_of_decay, with_channel, within
 from baton.models.loading.architectures.metadata import Metadata
+from baton.models.loading.architectures.shared import (
+    ATTENTION,
+    MLP,
+    grouped_experts,
+    log_of_decay,
+    with_channel,
+    within,
+)
 
 KDA = {
     "ssm_f_a.weight": "f_a_proj.weight",

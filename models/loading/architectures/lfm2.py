@@ -7,11 +7,11 @@ from torch import Tensor
 
 from baton.models.config import ModelConfig
 from baton.models.family import whole
-from baton.models.loading.architectures import mamba
-from baton.models.loading.architectures.mamba import ATTENTION, attention, grouped_experts, with_channel, within
+from baton.models.loading.architectures import shared
 from baton.models.loading.architectures.metadata import Metadata
+from baton.models.loading.architectures.shared import ATTENTION, attention, grouped_experts, with_channel, within
 
-DECODER = (*mamba.DECODER[:2], "model.embedding_norm.weight")
+DECODER = (*shared.DECODER[:2], "model.embedding_norm.weight")
 NAMES = {
     "attn_norm.weight": "operator_norm.weight",
     "ffn_norm.weight": "ffn_norm.weight",

@@ -1,6 +1,6 @@
 """The architectures with Mamba-2 layers: mamba2, granitehybrid, falcon-h1, nemotron_h, nemotron_h_moe."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,11 +9,19 @@ from torch import Tensor
 from baton.models.config import ModelConfig, ModelError
 from baton.models.family import whole
 from baton.models.loading.architectures.metadata import Metadata
+from baton.models.loading.architectures.shared import (
+    ATTENTION,
+    DECODER,
+    MLP,
+    attention,
+    grouped_experts,
+    log_of_decay,
+    with_channel,
+    within,
+)
 
 BACKBONE = ("backbone.embeddings.weight", "backbone.layers", "backbone.norm_f.weight")
-DECODER = ("model.embed_tokens.weight", "model.layers", "model.norm.weight")
 FALCON_DECODER = (*DECODER[:2], "model.final_layernorm.weight")
-SIGMOID = 2  # llama.cpp's number of this function
 MIXER = {
     "ssm_in.weight": "in_proj.weight",
     "ssm_conv1d.weight": "conv1d.weight",
@@ -24,19 +32,6 @@ MIXER = {
     "ssm_norm.weight": "norm.weight",
     "ssm_out.weight": "out_proj.weight",
 }
-ATTENTION = {
-    f"attn_{part}.{leaf}": f"{own}.{leaf}"
-    for part, own in (("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("output", "o_proj"))
-    for leaf in ("weight", "bias")
-}
-MLP = {f"ffn_{part}.weight": f"{part}_proj.weight" for part in ("gate", "up", "down")}
-
-
-def within(owner: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Return names with the module that has these tensors."""
-    return {name: f"{owner}.{own}" for name, own in names.items()}
-
-
 MAMBA2 = {"attn_norm.weight": "norm.weight", **within("mixer", MIXER)}
 GRANITE = {
     "attn_norm.weight": "input_layernorm.weight",
@@ -111,18 +106,6 @@ def hybrid_mamba(found: Metadata) -> dict[str, Any]:
     }
 
 
-def attention(found: Metadata) -> dict[str, Any]:
-    """Return the keys of attention. A head's width follows from the tensors, because not all files name it."""
-    heads, base = found.largest("attention.head_count"), found.value("rope.freq_base", None)
-    return {
-        "num_attention_heads": heads,
-        "num_key_value_heads": found.largest("attention.head_count_kv"),
-        "head_dim": found.first_shape("attn_output.weight")[1] // heads,
-        "attention_bias": found.any_has("attn_q.bias"),
-        **({"rope_theta": base} if base is not None else {}),
-    }
-
-
 def granite(found: Metadata) -> dict[str, Any]:
     attends, experts = attention(found), found.value("expert_count", 0)
     width, hidden = attends["head_dim"], found.value("embedding_length")
@@ -190,29 +173,6 @@ def nemotron_h(found: Metadata) -> dict[str, Any]:
         "intermediate_size": found.first_shape("ffn_up.weight")[0] if "mlp" in kinds else 1,
         **experts,
     }
-
-
-def grouped_experts(found: Metadata) -> dict[str, Any]:
-    """Return the keys of experts that a sigmoid chooses. Raises ModelError for experts that a softmax chooses."""
-    found.require("expert_gating_func", SIGMOID)
-    return {
-        "num_experts_per_tok": found.value("expert_used_count"),
-        "moe_intermediate_size": found.first_shape("ffn_up_exps.weight")[1],
-        "routed_scaling_factor": found.value("expert_weights_scale", 1.0) or 1.0,  # 0: not set
-        "norm_topk_prob": found.value("expert_weights_norm", True),
-        "n_group": found.value("expert_group_count", 1) or 1,
-        "topk_group": found.value("expert_group_used_count", 1) or 1,
-    }
-
-
-def log_of_decay(tensor: Tensor) -> Tensor:
-    """Return A_log. The converter has written A = -exp(A_log)."""
-    return torch.log(-tensor.float()).flatten()
-
-
-def with_channel(tensor: Tensor) -> Tensor:
-    """Return a convolution's weight [channels, 1, kernel], from which the converter has removed a dimension."""
-    return tensor.reshape(-1, 1, tensor.shape[-1])
 
 
 def undo(leaf: str, config: ModelConfig) -> Callable[[Tensor], Tensor]:

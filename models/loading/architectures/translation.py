@@ -16,6 +16,7 @@ from baton.models.family import Family, Piece, whole
 from baton.models.gguf.header import GgufHeader
 from baton.models.loading.architectures import delta, kimi, lfm2, mamba
 from baton.models.loading.architectures.metadata import Metadata
+from baton.models.loading.architectures.shared import DECODER
 
 LAST_NORMS = ("output_norm.weight", "token_embd_norm.weight")
 KEY = "gguf_architecture"  # of the config: the architecture, by whose names the tensors are read
@@ -36,18 +37,18 @@ class Architecture:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "mamba2": Architecture(mamba.mamba2, mamba.MAMBA2, mamba.BACKBONE, {}, mamba.undo),
-    "granitehybrid": Architecture(mamba.granite, mamba.GRANITE, mamba.DECODER, mamba.GRANITE_STACKS, mamba.undo),
+    "granitehybrid": Architecture(mamba.granite, mamba.GRANITE, DECODER, mamba.GRANITE_STACKS, mamba.undo),
     "falcon-h1": Architecture(mamba.falcon_h1, mamba.FALCON_H1, mamba.FALCON_DECODER, {}, mamba.undo),
     "nemotron_h": Architecture(mamba.nemotron_h, mamba.NEMOTRON_H, mamba.BACKBONE, {}, mamba.undo),
     "nemotron_h_moe": Architecture(
         mamba.nemotron_h, mamba.NEMOTRON_H, mamba.BACKBONE, mamba.NEMOTRON_STACKS, mamba.undo
     ),
-    "qwen3next": Architecture(delta.qwen3_next, delta.QWEN, mamba.DECODER, delta.STACKS, delta.undo),
-    "qwen35": Architecture(delta.qwen3_5, delta.QWEN, mamba.DECODER, {}, delta.undo_tiled),
-    "qwen35moe": Architecture(delta.qwen3_5, delta.QWEN, mamba.DECODER, delta.STACKS, delta.undo_tiled),
+    "qwen3next": Architecture(delta.qwen3_next, delta.QWEN, DECODER, delta.STACKS, delta.undo),
+    "qwen35": Architecture(delta.qwen3_5, delta.QWEN, DECODER, {}, delta.undo_tiled),
+    "qwen35moe": Architecture(delta.qwen3_5, delta.QWEN, DECODER, delta.STACKS, delta.undo_tiled),
     "lfm2": Architecture(lfm2.config, lfm2.NAMES, lfm2.DECODER, {}, lfm2.undo),
     "lfm2moe": Architecture(lfm2.config, lfm2.NAMES, lfm2.DECODER, lfm2.STACKS, lfm2.undo),
-    "kimi-linear": Architecture(kimi.config, kimi.NAMES, mamba.DECODER, delta.STACKS, kimi.undo),
+    "kimi-linear": Architecture(kimi.config, kimi.NAMES, DECODER, delta.STACKS, kimi.undo),
 }
 
 

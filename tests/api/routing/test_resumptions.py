@@ -116,7 +116,7 @@ def check_lost(path: str, event: dict[str, Any]) -> None:
 async def test_a_stream_whose_resumption_is_refused_ends_with_an_error(
     stack: ExitStack, tmp_path: Path, config: dict[str, Any], options: tuple[str, ...]
 ) -> None:
-    """The other model has the same vocabulary and context, and would go on with other tokens."""
+    """The other model has the same vocabulary and context, but other tokens would follow."""
     other = checkpoint(tmp_path / "other", **config)
     engines = Engines(stack, checkpoint(tmp_path / "model"), other, *options)
     streams = [asyncio.ensure_future(read(engines.router.url, path, body)) for path, body in STREAMS.items()]
