@@ -16,7 +16,7 @@ from baton.models.gguf.header import GgufHeader, read_gguf
 from baton.models.loading.checkpoint import load_model
 from baton.models.loading.fingerprint import fingerprint
 from baton.models.loading.shards import read_headers
-from tests.models.gguf import converting
+from tests.models.gguf import converting, describing
 from tests.models.gguf.converting import convert
 from tests.models.oracle import KIMI_MOE, Oracle
 from tests.models.test_parity import assert_close, ids, make_pools, pages, prefill
@@ -77,14 +77,14 @@ def test_layers_that_predict_further_tokens_are_left_out(oracle: Oracle, tmp_pat
     """They follow the others in the file, and their number is in the metadata."""
     folder = oracle.checkpoint("qwen3_5_text")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(converting.METADATA, "qwen3_5_text", with_one_more_layer)
+        patch.setitem(describing.METADATA, "qwen3_5_text", with_one_more_layer)
         file = convert(folder, tmp_path / "m.gguf")
     assert any(name.startswith("blk.4.") for name in read_gguf(file).tensors)
     assert load_model(file, torch.float32, CPU).state_specs() == load_model(folder, torch.float32, CPU).state_specs()
 
 
 def with_one_more_layer(writer: gguf.GGUFWriter, config: dict[str, Any], layers: int) -> None:
-    converting.of_qwen(writer, config, layers)
+    describing.of_qwen(writer, config, layers)
     writer.add_block_count(layers + 1)
     writer.add_nextn_predict_layers(1)
     writer.add_tensor(f"blk.{layers}.nextn.eh_proj.weight", np.zeros((4, 8), np.float32))
