@@ -1,3 +1,4 @@
+import logging
 import os
 import shutil
 import sys
@@ -5,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+import structlog
 from hypothesis import settings
 
 # Disable Hypothesis' deadline: how long an example takes depends on the load of the machine.
@@ -32,6 +34,17 @@ def one_thread_and_no_native_code() -> Iterator[None]:
     if "baton.kernels.runtime.cpp" in sys.modules:
         sys.modules["baton.kernels.runtime.cpp"].uninstall()
     use_one_thread()
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Undo what a command that ran in this process has set up for its logs."""
+    before, handlers, level = structlog.get_config(), logging.root.handlers[:], logging.root.level
+    yield
+    if structlog.get_config() != before:
+        structlog.reset_defaults()
+        logging.root.handlers[:] = [each for each in logging.root.handlers if each in handlers]
+        logging.root.setLevel(level)
 
 
 def use_one_thread() -> None:
