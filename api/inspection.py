@@ -21,8 +21,10 @@ from baton.models.batch import Model, predictor_of
 from baton.models.config import ModelConfig, ModelError
 from baton.models.loading.checkpoint import build_model, find_family
 from baton.models.loading.dtype import dtype_of
+from baton.models.loading.filling import parts_of
 from baton.models.loading.heads import with_head
 from baton.models.loading.integers import bytes_saved
+from baton.models.loading.kept import bytes_saved_by_keeping
 from baton.models.loading.matching import match
 from baton.models.loading.quantization import Scaled, pair_scales, read_quantization
 from baton.models.loading.shards import StoredTensor, find_shards, read_headers
@@ -117,6 +119,9 @@ def examine(config: Config, elsewhere: Collection[str] = ()) -> Inspection:
     return found
 
 
+AS_IN_FILE = "as in the file"  # in Inspection.weights_in_memory: integers of the file stay integers
+
+
 @contextmanager
 def noting(reasons: list[str]) -> Iterator[None]:
     """Catch exceptions that would keep the server from starting, and append their messages to `reasons`."""
@@ -198,9 +203,20 @@ def examine_model(
             found.loaded_as = plain if config.quantize == "none" else config.quantize
             with noting(found.refused):
                 if stored:
-                    match(stored, dict(model.named_parameters()), family, values, scaled)
+                    fillings, _ = match(stored, dict(model.named_parameters()), family, values, scaled)
+                    saved = bytes_saved_by_keeping(model, parts_of(fillings))
+                    examine_integers(found, found.weights_in_memory[plain] - saved, saved, config)
         return model
     return None
+
+
+def examine_integers(found: Inspection, size: int, saved: int, config: Config) -> None:
+    """Record the size of weights of which the integers of a file stay integers, and the bytes that this saves."""
+    if not saved:
+        return
+    found.weights_in_memory[AS_IN_FILE] = size
+    if config.quantize == "none" and config.kernels == "native" and pick_device(config.device).type == "cpu":
+        found.loaded_as = AS_IN_FILE
 
 
 def describe(found: Inspection, model: Model) -> None:
@@ -237,7 +253,7 @@ def examine_room(found: Inspection, model: Model, config: Config) -> None:
         share = gpu_share(left) if is_gpu else int(left * DEFAULT_MEMORY_FRACTION)
         share -= ring_bytes(model, batch.max_running, batch.drafts)
         pools = config.memory if config.memory is not None else share
-        check_room(model, BITS[config.quantize], device)
+        check_room(weights, device)
         length = model_length(config, model)
         limited = msgspec.structs.replace(config, memory=max(pools, 1))
         sizes = size(limited, batch, model, length, CpuStream())

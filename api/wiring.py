@@ -6,6 +6,7 @@ from pathlib import Path
 
 import structlog
 import torch
+from torch import nn
 
 from baton.actors.cache.below.limits import TierLimits
 from baton.actors.forward.contained import ContainedDevice
@@ -42,14 +43,17 @@ from baton.api.machine.threads import default_threads
 from baton.api.peering.links import Peering
 from baton.api.serve import LoadedModel, Progress, StartError
 from baton.api.telemetry.trace_file import TraceFile
+from baton.kernels.linear.quantized import keeps
 from baton.kernels.runtime.cpp import use_threads
 from baton.kernels.runtime.triton import use_tf32
 from baton.models.batch import Model, predictor_of
 from baton.models.config import ModelConfig, ModelError
-from baton.models.loading.checkpoint import find_family, load_model
+from baton.models.gguf.header import SUFFIX
+from baton.models.layers.linear import Linear
+from baton.models.loading.checkpoint import find_family, load_model, saved_by_file
 from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.fingerprint import fingerprint
-from baton.models.loading.integers import QUANTIZED
+from baton.models.loading.integers import QUANTIZED, bytes_saved
 from baton.models.loading.source import check_source, read_source_config
 from baton.models.recorded import recording
 from baton.models.text.formats.picking import OutputFormats, output_formats
@@ -149,18 +153,27 @@ def read_model(
     Returns the model, and notes if its head for multi-token prediction could not be loaded.
     """
     bits, headless = BITS[config.quantize], list[str]()
-    native = start_native(config, device, bits)
+    native = start_native(config, device, bits is not None or path.suffix == SUFFIX)
+    unpacked = 0  # bytes of the weights if no integers of a file stay integers
 
     def on_headless(why: ModelError) -> None:
         headless.extend(explain_headless(config, why))
 
     def check(model: Model) -> None:
-        check_room(model, bits, device)
+        nonlocal unpacked
+        unpacked = weight_bytes(model)
+        check_room(unpacked - saved(model, path, bits, native is not None), device)
         model_length(config, model)
         if native:
             native.begin(model)
         if arena:
             arena.begin(model)
+
+    def prepare() -> None:
+        if native:
+            native.finish()
+        if bits is None and not keeps(weight_dtype(config, path), device):
+            check_room(unpacked, device)
 
     try:
         model = load_model(
@@ -169,7 +182,7 @@ def read_model(
             device,
             on_progress,
             check,
-            native.finish if native else lambda: None,
+            prepare,
             STATE_DTYPES[config.state_dtype],
             bits,
             on_headless if wants_head(config, device.type == "cuda") else None,
@@ -179,6 +192,24 @@ def read_model(
             arena.cancel()
         raise
     return model, headless
+
+
+def saved(model: Model, path: Path, bits: int | None, is_native: bool) -> int:
+    """Return how many bytes weights of integers take less than the model's parameters.
+
+    bits: see load_model. is_native: whether native code computes, for which the integers of a GGUF file stay integers.
+    """
+    if not isinstance(model, nn.Module):
+        return 0
+    if bits is not None:
+        return bytes_saved(model, bits)
+    return saved_by_file(path, model) if is_native and path.suffix == SUFFIX else 0
+
+
+def has_integers(model: Model) -> bool:
+    """Return whether a model has weights of integers."""
+    layers = model.modules() if isinstance(model, nn.Module) else ()
+    return any(isinstance(layer, Linear) and layer.integers for layer in layers)
 
 
 def grammar_compiler(text: ModelText, vocab_size: int) -> GrammarCompiler:
@@ -293,6 +324,8 @@ def name_states(config: Config, model: Model, path: Path) -> str:
     is quantized, which differs between versions of Baton.
     """
     quantized = config.quantize if config.quantize == "none" else f"{config.quantize} {QUANTIZED}"
+    if config.quantize == "none" and has_integers(model):
+        quantized = "as in the file"
     return fingerprint(path, model.state_specs(), model.kv_specs(), weight_dtype(config, path), quantized)
 
 

@@ -5,11 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
-
-from baton.actors.runtime.sizing import weight_bytes
-from baton.models.batch import Model
-from baton.models.loading.integers import bytes_saved
 
 CONTAINER = Path("/sys/fs/cgroup")
 
@@ -39,14 +34,9 @@ def free_in_container(folder: Path, otherwise: int) -> int:
     return int(limit) - int(used) + min(files, int(used))
 
 
-def check_room(model: Model, bits: int | None, device: torch.device) -> None:
-    """Raise ValueError if the weights do not fit into free memory. Call this before they are loaded.
-
-    bits: bits per quantized weight; None without quantization.
-    """
-    if not isinstance(model, nn.Module):
-        return
-    weights, free = weight_bytes(model) - (bytes_saved(model, bits) if bits else 0), free_memory(device)
+def check_room(weights: int, device: torch.device) -> None:
+    """Raise ValueError if weights of so many bytes do not fit into free memory. Call this before they are loaded."""
+    free = free_memory(device)
     if weights > free:
         raise ValueError(f"the weights take {bytes_of(weights)}, but only {bytes_of(free)} are free")
 

@@ -21,16 +21,16 @@ COST_WITHOUT_TRITON = "torch computes instead: same results, many times slower, 
 class NativeStart:
     """The native library of a model, which a thread finds in the cache or compiles."""
 
-    def __init__(self, bits: int | None) -> None:
-        """bits: bits per quantized weight; None without quantization."""
-        self._bits = bits
+    def __init__(self, is_quantized: bool) -> None:
+        """is_quantized: whether the model may have weights of integers."""
+        self._is_quantized = is_quantized
         self._log = structlog.get_logger()
         self._prepared = Prepared()
         self._thread = threading.Thread(target=self._find, name="native", daemon=True)
 
     def begin(self, model: Model) -> None:
         """Start to find or compile the library for a model. Its weights need not be loaded yet."""
-        self._prepared.operations = operations(model, self._bits)
+        self._prepared.operations = operations(model, self._is_quantized)
         self._thread.start()
 
     def finish(self) -> None:
@@ -68,7 +68,7 @@ def check_triton(device: torch.device) -> None:
         raise ValueError(f"Triton is installed, but cannot launch a kernel: {why}; or --kernels torch, which is slow")
 
 
-def start_native(config: Config, device: torch.device, bits: int | None) -> NativeStart | None:
+def start_native(config: Config, device: torch.device, is_quantized: bool) -> NativeStart | None:
     """Return the library to prepare, or None if no C++ is needed. Log whether Triton computes.
 
     Raises ValueError if Triton should compute and cannot.
@@ -80,4 +80,4 @@ def start_native(config: Config, device: torch.device, bits: int | None) -> Nati
         structlog.get_logger().info("Triton", version=version("triton"), interpreted=device.type == "cpu")
     elif device.type != "cpu":
         structlog.get_logger().warning("no Triton", cost=COST_WITHOUT_TRITON)
-    return NativeStart(bits) if config.kernels == "native" and device.type == "cpu" else None
+    return NativeStart(is_quantized) if config.kernels == "native" and device.type == "cpu" else None

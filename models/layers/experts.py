@@ -39,6 +39,11 @@ class Experts(nn.Module):
                 self.packed[name] = packed
                 setattr(self, name, nn.Parameter(packed.data, requires_grad=False))
 
+    def keep(self, name: str, packed: PackedExperts) -> None:
+        """Set input_linear or output_linear."""
+        self.packed[name] = packed
+        setattr(self, name, nn.Parameter(packed.data, requires_grad=False))
+
 
 class SoftmaxRouter(nn.Module):
     """A router that weights the experts that it chooses by the softmax of their logits.

@@ -1,6 +1,6 @@
 """Projections and embeddings. A checkpoint fills their weights, which may then be packed into a kernel's layout."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -14,11 +14,10 @@ from baton.kernels.linear.quantized import QuantizedWeight
 
 
 @dataclass(frozen=True)
-class SplitWeight:
-    """A weight [outputs, inputs] whose first outputs are quantized, and whose last outputs are not."""
+class JoinedWeight:
+    """A weight [outputs, inputs] whose outputs are in several forms."""
 
-    first: QuantizedWeight
-    last: PackedWeight | Tensor
+    parts: tuple[QuantizedWeight | PackedWeight | Tensor, ...]  # in the order of the outputs
 
 
 class Linear(nn.Module):
@@ -34,7 +33,7 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if bias else None
         self.float_weight: nn.Parameter | None = None  # of the last `floats` outputs, once the others are quantized
-        self.packed: PackedWeight | QuantizedWeight | SplitWeight | None = None
+        self.packed: PackedWeight | QuantizedWeight | JoinedWeight | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         return project(x, self.packed or self.weight, self.bias)
@@ -55,11 +54,22 @@ class Linear(nn.Module):
         else:
             self._split(self.outputs - self.floats, bits)
 
+    def keep(self, parts: Sequence[QuantizedWeight | Tensor]) -> None:
+        """Set the weight from parts, of which some are integers in a file. The others are packed as by `pack`."""
+        if len(parts) == 1 and isinstance(parts[0], QuantizedWeight):
+            self._set(parts[0])
+            return
+        packed = tuple(dense.pack(part) or part if isinstance(part, Tensor) else part for part in parts)
+        self.packed = JoinedWeight(packed)
+        for number, part in enumerate(packed):
+            data = nn.Parameter(part if isinstance(part, Tensor) else part.data, requires_grad=False)
+            self.register_parameter(f"weight_{number}" if number else "weight", data)
+
     @property
     def integers(self) -> QuantizedWeight | None:
-        """The quantized part of the weight; None if nothing is quantized."""
-        packed = self.packed.first if isinstance(self.packed, SplitWeight) else self.packed
-        return packed if isinstance(packed, QuantizedWeight) else None
+        """The first quantized part of the weight; None if nothing is quantized."""
+        parts = self.packed.parts if isinstance(self.packed, JoinedWeight) else (self.packed,)
+        return next((part for part in parts if isinstance(part, QuantizedWeight)), None)
 
     def _set(self, packed: PackedWeight | QuantizedWeight | None) -> None:
         self.packed = packed
@@ -72,7 +82,7 @@ class Linear(nn.Module):
         last = self.weight[count:].detach().clone()
         packed = dense.pack(last)
         self.float_weight = nn.Parameter(packed.data if packed else last, requires_grad=False)
-        self.packed = SplitWeight(first, packed or last)
+        self.packed = JoinedWeight((first, packed or last))
         self.weight = nn.Parameter(first.data, requires_grad=False)
 
 
@@ -118,6 +128,13 @@ class Embedding(nn.Module):
         """The quantized table; None if it is not quantized."""
         return self.packed if isinstance(self.packed, QuantizedWeight) else None
 
+    def keep(self, parts: Sequence[QuantizedWeight | Tensor]) -> None:
+        """Set the table from one part, which is integers in a file."""
+        [part] = parts
+        assert isinstance(part, QuantizedWeight)
+        self.packed = part
+        self.weight = nn.Parameter(part.data, requires_grad=False)
+
     def logits(self, hidden: Tensor) -> Tensor:
         return project(hidden, self.packed or self.weight, None)
 
@@ -145,20 +162,24 @@ def pack(weight: Tensor, bits: int | None) -> PackedWeight | QuantizedWeight | N
     return dense.pack(weight) if bits is None else quantized.quantize(weight, bits)
 
 
-def project(x: Tensor, weight: Tensor | PackedWeight | QuantizedWeight | SplitWeight, bias: Tensor | None) -> Tensor:
+def project(x: Tensor, weight: Tensor | PackedWeight | QuantizedWeight | JoinedWeight, bias: Tensor | None) -> Tensor:
     """Return x @ weight.T + bias."""
     if isinstance(weight, QuantizedWeight):
         return quantized.linear(x, weight, bias)
-    if isinstance(weight, SplitWeight):
-        return project_split(x, weight, bias)
+    if isinstance(weight, JoinedWeight):
+        return project_joined(x, weight, bias)
     return dense.linear(x, weight, bias)
 
 
-def project_split(x: Tensor, weight: SplitWeight, bias: Tensor | None) -> Tensor:
-    """Return x @ weight.T + bias. Both parts of the weight write their columns of the result."""
-    count = weight.first.outputs
-    last = len(weight.last) if isinstance(weight.last, Tensor) else weight.last.outputs
-    y = x.new_empty(len(x), count + last)
-    quantized.linear(x, weight.first, None if bias is None else bias[:count], y[:, :count])
-    dense.linear(x, weight.last, None if bias is None else bias[count:], y[:, count:])
+def project_joined(x: Tensor, weight: JoinedWeight, bias: Tensor | None) -> Tensor:
+    """Return x @ weight.T + bias. Each part of the weight writes its columns of the result."""
+    counts = [len(part) if isinstance(part, Tensor) else part.outputs for part in weight.parts]
+    y, end = x.new_empty(len(x), sum(counts)), 0
+    for part, count in zip(weight.parts, counts, strict=True):
+        start, end = end, end + count
+        added, columns = None if bias is None else bias[start:end], y[:, start:end]
+        if isinstance(part, QuantizedWeight):
+            quantized.linear(x, part, added, columns)
+        else:
+            dense.linear(x, part, added, columns)
     return y

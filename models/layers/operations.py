@@ -40,10 +40,10 @@ BY_LAYER: dict[type[nn.Module], frozenset[str]] = {
 }
 
 
-def operations(model: Model, bits: int | None) -> frozenset[str]:
-    """Return the operations that a model needs, as names of folders in kernels/. bits: see load_model."""
+def operations(model: Model, is_quantized: bool) -> frozenset[str]:
+    """Return the operations that a model needs, as names of folders in kernels/."""
     layers = {type(layer) for layer in model.modules()} if isinstance(model, nn.Module) else set()
-    return COMMON.union(*(BY_LAYER.get(layer, ()) for layer in layers), () if bits is None else {"linear.quantized"})
+    return COMMON.union(*(BY_LAYER.get(layer, ()) for layer in layers), {"linear.quantized"} if is_quantized else ())
 
 
 def row_classes(model: nn.Module, most: int) -> list[int]:
@@ -85,6 +85,6 @@ def _sizes(stack: Experts) -> tuple[int, int, int, int, torch.dtype]:
     """
     packed = stack.packed.get("input_linear")
     if packed is not None:
-        return stack.count, packed.inputs, packed.outputs, packed.bits or 0, packed.dtype
+        return stack.count, packed.inputs, packed.outputs, packed.form.bits if packed.form else 0, packed.dtype
     _, rows, wide = stack.input_linear.shape
     return stack.count, wide, rows // PARTS[stack.activation], 0, stack.input_linear.dtype

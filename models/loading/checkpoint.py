@@ -22,11 +22,14 @@ from baton.models.families import (
     qwen3_next,
 )
 from baton.models.family import Family, Piece
+from baton.models.gguf.header import SUFFIX
 from baton.models.hash import HashModel
 from baton.models.loading import heads
 from baton.models.loading.architectures.translation import translated
 from baton.models.loading.dtype import checkpoint_dtype
-from baton.models.loading.filling import PACKED, Progress, assign, fill
+from baton.models.loading.filling import PACKED, Progress, assign, fill, parts_of
+from baton.models.loading.kept import bytes_saved_by_keeping
+from baton.models.loading.matching import match
 from baton.models.loading.quantization import pair_scales, read_quantization
 from baton.models.loading.shards import find_shards, read_headers
 from baton.models.loading.source import check_source, read_source_config
@@ -70,10 +73,11 @@ def load_model(
     on_progress: called with (bytes read, bytes in total).
     on_built: called with the model before any weight is read.
     before_packing: called before weights are packed into the layout of the available kernels. That is after all weights
-        have been read; or, if `bits` is given, before any is read.
+        have been read; or, if `bits` is given or `path` is a GGUF file, before any is read.
     state_dtype: the dtype in which recurrent states are stored, float32 or bfloat16.
     bits: 8 or 4 quantizes each projection's weight to integers when it is read, so that loading needs no more memory
-        than the result and one tensor; None does not quantize.
+        than the result and one tensor; None does not quantize, and what a GGUF file has as integers stays so if native
+        code computes.
     on_headless: if given, the head for multi-token prediction is loaded too; called with the error of with_head if
         it cannot be.
     Raises ModelError if `path` is neither, if a family, quantization or setting is not supported, and if tensors
@@ -91,17 +95,25 @@ def load_model(
             on_headless(error)
     model = build_model(family, config, dtype or checkpoint_dtype(path, config), state_dtype)
     on_built(model)
-    if bits is not None:
+    at_once = bits is not None or path.suffix == SUFFIX
+    if at_once:
         before_packing()
     if isinstance(model, nn.Module):
-        fill(model, family, config, path, device, on_progress or (lambda done, total: None), bits)
-    if bits is None:
+        fill(model, family, config, path, device, on_progress or (lambda done, total: None), bits, at_once)
+    if not at_once:
         before_packing()
-    if isinstance(model, nn.Module) and bits is None:
-        _pack(model)
+        if isinstance(model, nn.Module):
+            _pack(model)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # Otherwise packing's temporary memory counts as used when the pools are sized.
     return model
+
+
+def saved_by_file(path: Path, model: nn.Module) -> int:
+    """Return how many bytes a model takes less than its parameters if the integers of a file stay integers."""
+    config = read_source_config(path)
+    fillings, _ = match(read_headers(find_shards(path)), dict(model.named_parameters()), find_family(config), config)
+    return bytes_saved_by_keeping(model, parts_of(fillings))
 
 
 def random_model(
@@ -122,7 +134,13 @@ def random_model(
     if isinstance(model, nn.Module):
         generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
         for name, parameter in list(model.named_parameters()):
-            assign(model, name, _random(name, parameter.shape, generator).to(device, parameter.dtype), bits)
+            assign(
+                model,
+                name,
+                _random(name, parameter.shape, generator).to(device, parameter.dtype),
+                bits,
+                bits is not None,
+            )
         if bits is None:
             _pack(model)
     return model

@@ -8,10 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from baton.kernels.linear import quantized
+from baton.kernels.linear.quantized import Groups
+from baton.kernels.moe.experts import PackedExperts
 from baton.models.config import ModelConfig, ModelError
 from baton.models.family import Family, Piece
 from baton.models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
 from baton.models.layers.linear import Embedding, HeadLinear, Linear
+from baton.models.loading.kept import Kept, MixedGroups, Part, kept
 from baton.models.loading.matching import Filling, match
 from baton.models.loading.parallel import in_threads
 from baton.models.loading.quantization import Scaled, dequantize, pair_scales, read_quantization
@@ -32,19 +36,22 @@ def fill(
     device: torch.device,
     on_progress: Progress,
     bits: int | None,
+    at_once: bool,
 ) -> None:
-    """Fill the model's empty parameters from the files in folder `path`.
+    """Fill the model's empty parameters from the folder or GGUF file `path`.
 
-    on_progress, bits: see load_model. Raises ModelError for tensors that are missing, surplus, misshapen or not finite.
+    on_progress, bits: see load_model.
+    at_once: whether a weight is packed as soon as it is read. Only then, integers of a GGUF file can stay integers.
+    Raises ModelError for tensors that are missing, surplus, misshapen or not finite.
     """
     parameters = dict(model.named_parameters())
     files = find_shards(path)
     stored, scaled = pair_scales(read_headers(files), read_quantization(path, config))
     fillings, repeated = match(stored, parameters, family, config, scaled)
     total, done = sum(file.stat().st_size for file in files), 0
-    reader = Reader(MappedShards(), scaled, device)
-    for filled in _read(reader, sources_of(parameters, fillings), parallel=bits is None):
-        assign(model, filled.name, filled.tensor, bits)
+    reader = Reader(MappedShards(), scaled, device, keeps=at_once and bits is None)
+    for filled in _read(reader, sources_of(model, fillings), parallel=not at_once):
+        assign(model, filled.name, filled.value, bits, at_once)
         done += filled.size
         on_progress(done, total)
     on_progress(total, total)
@@ -58,8 +65,9 @@ class Sources:
     """An empty parameter and the parts of stored tensors that fill it."""
 
     name: str
+    owner: nn.Module  # the layer that has the parameter
     empty: nn.Parameter
-    parts: list[tuple[StoredTensor, Piece]]
+    parts: list[Part]
 
 
 @dataclass(frozen=True)
@@ -67,21 +75,30 @@ class ReadParameter:
     """A parameter's values, as read from the files."""
 
     name: str
-    tensor: Tensor
+    value: Tensor | Kept
     size: int  # bytes in the files
 
 
-def sources_of(parameters: Mapping[str, nn.Parameter], fillings: list[Filling]) -> list[Sources]:
+def sources_of(model: nn.Module, fillings: list[Filling]) -> list[Sources]:
     """Return the sources of all parameters, in the order of the model."""
-    parts = defaultdict(list)
+    parts = parts_of(fillings)
+    return [
+        Sources(name, model.get_submodule(name.rpartition(".")[0]), empty, parts[name])
+        for name, empty in model.named_parameters()
+    ]
+
+
+def parts_of(fillings: list[Filling]) -> dict[str, list[Part]]:
+    """Return the parts that fill each parameter."""
+    parts = defaultdict[str, list[Part]](list)
     for stored, pieces in fillings:
         for piece in pieces:
             parts[piece.parameter].append((stored, piece))
-    return [Sources(name, empty, parts[name]) for name, empty in parameters.items()]
+    return parts
 
 
 def _read(reader: "Reader", sources: list[Sources], parallel: bool) -> Iterator["ReadParameter"]:
-    """Read the parameters in parallel, or one by one if they are quantized: then only one is in memory unquantized."""
+    """Read the parameters in parallel, or one by one if they are packed at once: then only one is unpacked."""
     return in_threads(reader.read, sources, THREADS) if parallel else map(reader.read, sources)
 
 
@@ -92,18 +109,46 @@ class Reader:
     shards: MappedShards
     scaled: Mapping[str, Scaled]
     device: torch.device
+    keeps: bool  # whether integers may stay integers
 
     def read(self, sources: Sources) -> ReadParameter:
         """Read a parameter from its sources. Raises ModelError if a value is not finite."""
         empty = sources.empty
-        parameter, size = torch.empty(empty.shape, dtype=empty.dtype, device=self.device), 0
+        size = sum(stored.bytes_of(piece.place(empty).numel()) for stored, piece in sources.parts)
+        if self.keeps and quantized.keeps(empty.dtype, self.device) and (kept := self._kept(sources)):
+            return ReadParameter(sources.name, kept, size)
+        parameter = torch.empty(empty.shape, dtype=empty.dtype, device=self.device)
         for stored, piece in sources.parts:
-            part = piece.place(parameter)
-            part.copy_(piece.take(self._values(stored, empty.dtype)))
-            self.shards.release(stored)
-            check_finite(stored.name, part)
-            size += stored.bytes_of(part.numel())
+            self._copy(stored, piece, piece.place(parameter))
         return ReadParameter(sources.name, parameter, size)
+
+    def _kept(self, sources: Sources) -> Kept | None:
+        """Return the weight with its integers; None if the file has none, or none that can stay as they are."""
+        try:
+            return kept(sources.owner, sources.name, sources.empty, sources.parts, self._groups, self._floats)
+        except MixedGroups:
+            return None
+
+    def _groups(self, stored: StoredTensor) -> Groups:
+        """Return the integers and scales of a stored tensor. Raises ModelError if a scale is not finite."""
+        groups = self.shards.groups(stored)
+        for scales in (groups.scales, groups.minima):
+            if scales is not None:
+                check_finite(stored.name, scales)
+        self.shards.release(stored)
+        return groups
+
+    def _floats(self, part: Part, empty: Tensor) -> Tensor:
+        """Return the values of a part of a stored tensor, in the shape and dtype of `empty`."""
+        values = torch.empty(empty.shape, dtype=empty.dtype, device=self.device)
+        self._copy(*part, values)
+        return values
+
+    def _copy(self, stored: StoredTensor, piece: Piece, to: Tensor) -> None:
+        """Copy what a piece takes of a stored tensor. Raises ModelError if a value is not finite."""
+        to.copy_(piece.take(self._values(stored, to.dtype)))
+        self.shards.release(stored)
+        check_finite(stored.name, to)
 
     def check_tied(self, head: StoredTensor, table: StoredTensor, dtype: torch.dtype) -> None:
         """Raise ModelError unless a tied model's stored head equals its embedding table."""
@@ -125,10 +170,17 @@ def check_finite(name: str, weights: Tensor) -> None:
         raise ModelError(f"{name} holds NaN or infinity")
 
 
-def assign(model: nn.Module, name: str, tensor: Tensor, bits: int | None) -> None:
-    """Set a parameter of the model. If `bits` is given, the weight of a projection is quantized at once."""
+def assign(model: nn.Module, name: str, value: Tensor | Kept, bits: int | None, at_once: bool) -> None:
+    """Set a parameter of the model. If `at_once`, a weight is packed, and quantized if `bits` is given."""
     path, _, leaf = name.rpartition(".")
     owner = model.get_submodule(path)
-    setattr(owner, leaf, nn.Parameter(tensor, requires_grad=False))
-    if bits is not None and isinstance(owner, PACKED) and (leaf == "weight" or isinstance(owner, Experts)):
-        owner.pack(bits)
+    if isinstance(value, PackedExperts):
+        assert isinstance(owner, Experts)
+        owner.keep(leaf, value)
+    elif not isinstance(value, Tensor):
+        assert isinstance(owner, Linear | Embedding)
+        owner.keep(value)
+    else:
+        setattr(owner, leaf, nn.Parameter(value, requires_grad=False))
+        if at_once and isinstance(owner, PACKED) and (leaf == "weight" or isinstance(owner, Experts)):
+            owner.pack(bits)

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from baton.kernels.linear.quantized import Groups
 from baton.models.config import ModelError
 from baton.models.gguf.blocks import BLOCKS
 from baton.models.gguf.header import SUFFIX, read_gguf
@@ -176,15 +177,23 @@ class MappedShards:
 
         Block formats are dequantized to float32.
         """
-        size = stored.stop - stored.start
-        if not size:
+        if stored.stop == stored.start:
             return torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
-        data = torch.frombuffer(self._map(stored.file), dtype=torch.uint8, count=size, offset=stored.start)
+        data = self._bytes(stored)
         if (block := BLOCKS.get(stored.dtype)) is not None:
             return block.dequantize(data).view(stored.shape)
         if stored.start % DTYPES[stored.dtype].itemsize:
             data = data.clone()  # torch refuses views at unaligned offsets.
         return data.view(DTYPES[stored.dtype]).view(stored.shape)
+
+    def groups(self, stored: StoredTensor) -> Groups:
+        """Return the integers and scales of a tensor in a block format, as rows [.., inputs]."""
+        return BLOCKS[stored.dtype].groups(self._bytes(stored), stored.shape[-1])
+
+    def _bytes(self, stored: StoredTensor) -> Tensor:
+        """Return a tensor's bytes, a view of the file."""
+        size = stored.stop - stored.start
+        return torch.frombuffer(self._map(stored.file), dtype=torch.uint8, count=size, offset=stored.start)
 
     def release(self, stored: StoredTensor) -> None:
         """Release a tensor's memory pages: they no longer count as this process's, but may stay in the page cache."""

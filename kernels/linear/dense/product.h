@@ -23,7 +23,8 @@ struct PackedMatrix {
     int64_t whole_steps() const { return inputs / SIDE; }
     const T *block(int64_t index) const { return weights + index * steps() * BLOCK_OUT * SIDE; }
     PackedMatrix from_row(int64_t row, int64_t count) const { return with(x + row * x_stride, x_stride, count); }
-    PackedMatrix with(const T *rows_x, int64_t stride, int64_t count) const {
+    // The last argument is ignored: it exists for code that also takes a QuantizedMatrix.
+    PackedMatrix with(const T *rows_x, int64_t stride, int64_t count, const float * = nullptr) const {
         return {rows_x, weights, bias, stride, count, inputs, outputs};
     }
     // Return the matrix with this index, if this one is the first of consecutive matrices of the same size.

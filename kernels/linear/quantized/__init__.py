@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from baton.kernels.linear.quantized import cpu, native, reference
+from baton.kernels.linear.quantized.forms import INTEGERS, Form, Groups
 from baton.kernels.runtime.triton import takes
 
-__all__ = ["Layout", "QuantizedWeight", "linear", "look_up", "quantize"]
+__all__ = ["Form", "Groups", "Layout", "QuantizedWeight", "keep", "keeps", "linear", "look_up", "quantize"]
 
 OUTPUTS_AT_ONCE = 1024
 
@@ -17,7 +18,7 @@ Layout: TypeAlias = Literal["triton", "native", "torch"]
 
 
 class Implementation(Protocol):
-    """The functions that a module provides for its layout of packed integers."""
+    """The functions of a module that computes with the integers of reference.quantize in its own layout."""
 
     def packed(self, codes: Tensor, scales: Tensor, bits: int) -> Tensor: ...
 
@@ -32,10 +33,10 @@ class Implementation(Protocol):
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight [outputs, inputs] as integers of 8 or 4 bits."""
+    """A weight [outputs, inputs] as integers."""
 
     data: Tensor  # uint8, in `layout`
-    bits: int
+    form: Form
     outputs: int
     inputs: int
     dtype: torch.dtype  # dtype of the original weight, and of the rows that look_up returns
@@ -48,10 +49,23 @@ def quantize(weight: Tensor, bits: int) -> QuantizedWeight:
     weight: [outputs, inputs].
     """
     layout = _layout(weight)
-    pack = _by(layout).packed
-    parts = [pack(*reference.quantize(part, bits), bits) for part in torch.split(weight, OUTPUTS_AT_ONCE)]
+    parts = [_packed(layout, *reference.quantize(part, bits), bits) for part in torch.split(weight, OUTPUTS_AT_ONCE)]
     outputs, inputs = weight.shape
-    return QuantizedWeight(torch.cat(parts), bits, outputs, inputs, weight.dtype, layout)
+    return QuantizedWeight(torch.cat(parts), INTEGERS[bits], outputs, inputs, weight.dtype, layout)
+
+
+def keep(groups: Groups, inputs: int, dtype: torch.dtype) -> QuantizedWeight:
+    """Pack a weight whose integers are those of a file, for native code. Only if `keeps` returned True.
+
+    inputs: without padding. dtype: of the rows that look_up returns.
+    """
+    parts = [native.packed(part) for part in groups.split(OUTPUTS_AT_ONCE)]
+    return QuantizedWeight(torch.cat(parts), groups.form, groups.outputs, inputs, dtype, "native")
+
+
+def keeps(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether an implementation computes with integers of any form, for inputs of this dtype and device."""
+    return native.takes(torch.empty(0, dtype=dtype, device=device))
 
 
 def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
@@ -59,13 +73,17 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor 
 
     out: where to write the result, such as columns of a wider tensor; None for a new tensor.
     """
-    return _by(weight.layout).linear(x, weight.data, weight.bits, weight.outputs, bias, out)
+    if weight.layout == "native":
+        return native.linear(x, weight.data, weight.form, weight.outputs, bias, out)
+    return _by(weight.layout).linear(x, weight.data, weight.form.bits, weight.outputs, bias, out)
 
 
 def look_up(tokens: Tensor, weight: QuantizedWeight) -> Tensor:
     """Compute reference.look_up with the weight's implementation."""
     shape = weight.outputs, weight.inputs
-    return _by(weight.layout).look_up(tokens, weight.data, weight.bits, shape, weight.dtype)
+    if weight.layout == "native":
+        return native.look_up(tokens, weight.data, weight.form, shape, weight.dtype)
+    return _by(weight.layout).look_up(tokens, weight.data, weight.form.bits, shape, weight.dtype)
 
 
 def _layout(weight: Tensor) -> Layout:
@@ -74,9 +92,15 @@ def _layout(weight: Tensor) -> Layout:
     return "native" if native.takes(weight) else "torch"
 
 
-def _by(layout: Layout) -> Implementation:
+def _packed(layout: Layout, codes: Tensor, scales: Tensor, bits: int) -> Tensor:
+    if layout == "native":
+        return native.packed(reference.grouped(codes, scales, bits))
+    return _by(layout).packed(codes, scales, bits)
+
+
+def _by(layout: Literal["triton", "torch"]) -> Implementation:
     if layout == "triton":
         from baton.kernels.linear.quantized import triton
 
         return triton
-    return native if layout == "native" else cpu
+    return cpu

@@ -1,11 +1,13 @@
 // x · weightᵀ with weights of integers and a scale for each group of inputs, as kernels/linear/quantized/reference.py
 // defines it. The integers of a group are converted to floating point, exactly, once for all rows. A group's sums are
-// scaled and added to the sums of the previous groups. The results are batch-invariant, for any number of threads.
+// scaled and added to the sums of the previous groups; if the group has a minimum, the sum of its inputs, times the
+// minimum, is subtracted. The results are batch-invariant, for any number of threads.
 #include <algorithm>
 #include <type_traits>
 
-#include "linear/dense/tiles.h"
+#include "codes.h"
 #include "linear/dense/rows.h"
+#include "linear/dense/tiles.h"
 #include "product.h"
 #include "runtime/cpp/numbers.h"
 #include "runtime/cpp/parallel.h"
@@ -15,150 +17,108 @@ namespace baton {
 namespace {
 
 constexpr int64_t CODES_AHEAD = 8192;  // Prefetch codes this many bytes ahead of those in use.
+constexpr int INPUT_SUMS = 2;  // Number of the scratch buffer; moe/experts, which calls input_sums, uses 0 and 1.
 
 // Maximum rows of a tile. Each number of rows is compiled separately, so float32, which is rarely used with integer
 // weights, has at most 4.
 template <class T>
 constexpr int MOST_ROWS = sizeof(T) == 4 ? std::min(MAX_ROWS, 4) : MAX_ROWS;
 
-typedef int32_t integers __attribute__((vector_size(4 * LANES)));
-
-// The codes (integers) of a block's OUT outputs for UNIT inputs. They fill one cache line, which is called a unit.
-// 8 bits: bytes [OUT, 2 inputs].
-// 4 bits, with 8 added: 16-bit words [OUT/2, 2 inputs of a pair]. A word holds, from its lowest bits up, [2 pairs of
-// inputs, 2 halves of OUT].
-template <int BITS>
-struct Codes {
-    static constexpr int UNIT = 16 / BITS;
-
-    // Return the integer of one output and one input of the unit.
-    static int one(const uint8_t *unit, int output, int input) {
-        if constexpr (BITS == 8) return static_cast<int8_t>(unit[output * 2 + input]);
-        uint16_t word;
-        std::memcpy(&word, unit + (output % (OUT / 2) * 2 + input % 2) * sizeof word, sizeof word);
-        return (word >> (input / 2 * 8 + output / (OUT / 2) * 4) & 15) - 8;
-    }
-
-    // Extract the integers of LANES outputs for two inputs of the unit: `input`, which is even, and input + 1.
-    static void pairs(const uint8_t *unit, int output, int input, integers *first, integers *second) {
-        if constexpr (BITS == 8) {
-            halves both;
-            std::memcpy(&both, unit + output * 2, sizeof both);
-            const integers wide = (integers) __builtin_convertvector(both, words);
-            *first = wide << 24 >> 24;
-            *second = wide << 16 >> 24;
-        } else {
-            words both;
-            std::memcpy(&both, unit + output % (OUT / 2) * 4, sizeof both);
-            const int shift = input / 2 * 8 + output / (OUT / 2) * 4;
-            *first = (integers)(both >> shift & 15) - 8;
-            *second = (integers)(both >> (shift + 16) & 15) - 8;
-        }
-    }
-};
-
-// Convert the codes of a unit to [UNIT / k, OUT, k], where k is Step::INPUTS. Always inlined, so that the compiler can
-// keep the numbers in registers.
-template <int BITS>
-__attribute__((always_inline)) inline void unpack(const uint8_t *codes, float *to) {
-#pragma GCC unroll 2
-    for (int input = 0; input < Codes<BITS>::UNIT; input += 2)
-#pragma GCC unroll 8
-        for (int output = 0; output < OUT; output += LANES) {
-            integers first, second;
-            Codes<BITS>::pairs(codes, output, input, &first, &second);
-            put(to + input * OUT + output, __builtin_convertvector(first, floats));
-            put(to + (input + 1) * OUT + output, __builtin_convertvector(second, floats));
-        }
-}
-
-#if defined(__AVX512BF16__)
-template <class T>
-using Number = T;  // The type that integers are converted to, for inputs of type T.
-
-template <int BITS>
-void unpack(const uint8_t *codes, bfloat16 *to);
-
-template <>
-inline void unpack<8>(const uint8_t *codes, bfloat16 *to) {
-    const auto numbers = [=](int from) {
-        const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i *>(codes + from));
-        return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, x));
-    };
-    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(numbers(LANES), numbers(0)));
-    _mm512_storeu_si512(to + OUT, (__m512i)_mm512_cvtne2ps_pbh(numbers(3 * LANES), numbers(2 * LANES)));
-}
-
-// The bfloat16 numbers -8 to 7, twice, because a look-up among 32 uses the lowest 5 bits of an index, and a code has 4.
-alignas(LINE) constexpr uint16_t NUMBERS[32] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
-                                                0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-                                                0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
-                                                0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
-
-template <>
-inline void unpack<4>(const uint8_t *codes, bfloat16 *to) {
-    const __m512i both = _mm512_loadu_si512(codes), numbers = _mm512_load_si512(NUMBERS);
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(both, numbers));
-    _mm512_storeu_si512(to + OUT, _mm512_permutexvar_epi16((__m512i)((words)both >> 4), numbers));
-    _mm512_storeu_si512(to + 2 * OUT, _mm512_permutexvar_epi16((__m512i)((words)both >> 8), numbers));
-    _mm512_storeu_si512(to + 3 * OUT, _mm512_permutexvar_epi16((__m512i)((words)both >> 12), numbers));
-}
-#else
-template <class T>
-using Number = float;
-#endif
-
 // The inputs of up to ROWS rows in one group. If the inputs end within the group, this object copies and pads them with
 // zeros.
 template <class T, int ROWS>
 struct Inputs {
-    T padded[ROWS * GROUP];
+    T padded[ROWS * MOST_GROUP];
     const T *numbers;
     int64_t stride;
 
     template <class M>
-    Inputs(const M &m, int64_t group) : numbers(m.x + group * GROUP), stride(m.x_stride) {
-        const int64_t count = m.inputs - group * GROUP;
-        if (count >= GROUP) return;
-        std::fill(padded, padded + m.rows * GROUP, T{});
+    Inputs(const M &m, int64_t group) : numbers(m.x + group * m.form.group), stride(m.x_stride) {
+        const int64_t size = m.form.group, count = m.inputs - group * size;
+        if (count >= size) return;
+        std::fill(padded, padded + m.rows * size, T{});
         for (int64_t row = 0; row < m.rows; row++)
-            std::copy(numbers + row * stride, numbers + row * stride + count, padded + row * GROUP);
+            std::copy(numbers + row * stride, numbers + row * stride + count, padded + row * size);
         numbers = padded;
-        stride = GROUP;
+        stride = size;
     }
 };
 
-inline const bfloat16 *scales_of(const uint8_t *group) { return reinterpret_cast<const bfloat16 *>(group); }
-inline const uint8_t *codes_of(const uint8_t *group) { return group + OUT * sizeof(bfloat16); }
+// The scales of a block's OUT outputs in one group, and their minima if the form has them.
+struct Scales {
+    floats scale[VECTORS], minimum[VECTORS];
 
-// sums [ROWS, OUT] += scales · held, where `held` are the sums of one group.
-template <class W, int ROWS>
-__attribute__((always_inline)) inline void add_scaled(float *sums, RowSums<W, ROWS> &held, const bfloat16 *scales) {
-    floats scale[VECTORS];
-    for (int v = 0; v < VECTORS; v++) scale[v] = load(scales + v * LANES);
-    held.each([&](floats sum, int row, int column) {
-        float *const to = sums + row * OUT + column;
-        put(to, load(to) + sum * scale[column / LANES]);
-    });
+    template <class M>
+    Scales(const M &m, int64_t block, int64_t group) {
+        const Form &form = m.form;
+        const uint8_t *const span = m.span_of(block, group), *const minima = span + OUT * 2;
+        const uint8_t *const factors = (form.minimum ? minima : span) + OUT * 2 + group % form.span * OUT;
+        for (int v = 0; v < VECTORS; v++) {
+            scale[v] = numbers(form, span, v);
+            if (form.minimum) minimum[v] = numbers(form, minima, v);
+            if (form.span == 1) continue;
+            scale[v] *= signed_bytes(factors + v * LANES);
+            if (form.minimum) minimum[v] *= signed_bytes(factors + form.span * OUT + v * LANES);
+        }
+    }
+
+    static floats numbers(const Form &form, const uint8_t *from, int vector) {
+        from += vector * LANES * 2;
+        return form.half ? load_halves(from) : load(reinterpret_cast<const bfloat16 *>(from));
+    }
+
+    static floats signed_bytes(const uint8_t *from) {
+        typedef int8_t bytes __attribute__((vector_size(LANES)));
+        bytes x;
+        std::memcpy(&x, from, sizeof x);
+        return __builtin_convertvector(x, floats);
+    }
+
+    // Add the sums of one group, scaled, to those of the groups before it.
+    void add(float *to, floats sum, int vector) const { put(to, load(to) + sum * scale[vector]); }
+
+    // Subtract the minima times the sum of the group's inputs.
+    void subtract(float *to, float sum_of_inputs, int vector) const {
+        put(to, load(to) - minimum[vector] * sum_of_inputs);
+    }
+};
+
+// Subtract the minima of one group from the sums of the rows [from, to).
+template <class M>
+void subtract_minima(const M &m, int64_t group, int64_t from, int64_t to, float *sums, const Scales &scales) {
+    const int64_t groups = m.groups();
+    for (int64_t row = from; row < to; row++)
+        for (int v = 0; v < VECTORS; v++)
+            scales.subtract(sums + row * OUT + v * LANES, m.input_sums[row * groups + group], v);
+}
+
+// sums [ROWS, OUT] += scales · held - minima · (sum of the inputs), where `held` are the sums of one group. m: the rows.
+template <class M, class W, int ROWS>
+__attribute__((always_inline)) inline void add_scaled(const M &m, int64_t group, float *sums, RowSums<W, ROWS> &held,
+                                                      const Scales &scales) {
+    held.each([&](floats sum, int row, int column) { scales.add(sums + row * OUT + column, sum, column / LANES); });
+    if (m.input_sums) subtract_minima(m, group, 0, ROWS, sums, scales);
 }
 
 // Compute the sums [ROWS, OUT] of one block for a single tile of rows: codes are converted to weights in registers.
 template <int BITS, class T, int ROWS>
 void multiply_few(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
     constexpr int UNIT = Codes<BITS>::UNIT, INPUTS = Step<Number<T>>::INPUTS;
+    const int group = m.form.group;
     for (int64_t g = 0; g < m.groups(); g++) {
         const Inputs<T, ROWS> x(m, g);
-        const uint8_t *codes = codes_of(m.group(block, g));
+        const Codes<BITS> codes(m.codes(block, g), group, m.form.minimum);
+        const uint8_t *next = codes.lower + CODES_AHEAD;
         RowSums<Number<T>, ROWS> held;
-        for (int unit = 0; unit < GROUP / UNIT; unit++, codes += LINE) {
-            __builtin_prefetch(codes + CODES_AHEAD);
+        for (int unit = 0; unit < group / UNIT; unit++, next += LINE) {
+            __builtin_prefetch(next);
             Number<T> weights[UNIT * OUT];
-            unpack<BITS>(codes, weights);
+            codes.unpack(unit, weights);
 #pragma GCC unroll 4
             for (int input = 0; input < UNIT; input += INPUTS)
                 held.add(x.numbers + unit * UNIT + input, x.stride, weights + input * OUT, 1);
         }
-        add_scaled(sums, held, scales_of(m.group(block, g)));
+        add_scaled(m, g, sums, held, Scales(m, block, g));
     }
 }
 
@@ -168,22 +128,23 @@ template <int BITS, class T>
 void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
     constexpr int64_t UNIT = Codes<BITS>::UNIT, INPUTS = Step<Number<T>>::INPUTS;
     constexpr int MOST = MOST_ROWS<T>, LEAST = (MOST + 1) / 2;  // LEAST: fewest rows that a tile can have.
-    const int64_t tiles = (m.rows + MOST - 1) / MOST;
-    alignas(LINE) Number<T> weights[GROUP * OUT];
+    const int64_t tiles = (m.rows + MOST - 1) / MOST, group = m.form.group;
+    alignas(LINE) Number<T> weights[MOST_GROUP * OUT];
     for (int64_t g = 0; g < m.groups(); g++) {
-        const uint8_t *const group = m.group(block, g);
+        const Codes<BITS> codes(m.codes(block, g), m.form.group, m.form.minimum);
+        const Scales scales(m, block, g);
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t row = m.rows * t / tiles;
             with_rows<Number<T>, LEAST, MOST>(m.rows * (t + 1) / tiles - row, [&](auto held) {
-                const Inputs<T, decltype(held)::COUNT> x(m.from_row(row, held.COUNT), g);
-                if (t > 0) held.add(x.numbers, x.stride, weights, GROUP / INPUTS);
-                for (int64_t i = 0; i < GROUP && t == 0; i += UNIT) {
-                    const uint8_t *const codes = codes_of(group) + i / UNIT * LINE;
-                    __builtin_prefetch(codes + CODES_AHEAD);
-                    unpack<BITS>(codes, weights + i * OUT);
+                const auto part = m.from_row(row, held.COUNT);
+                const Inputs<T, decltype(held)::COUNT> x(part, g);
+                if (t > 0) held.add(x.numbers, x.stride, weights, group / INPUTS);
+                for (int64_t i = 0; i < group && t == 0; i += UNIT) {
+                    __builtin_prefetch(codes.lower + i / UNIT * LINE + CODES_AHEAD);
+                    codes.unpack(static_cast<int>(i / UNIT), weights + i * OUT);
                     held.add(x.numbers + i, x.stride, weights + i * OUT, UNIT / INPUTS);
                 }
-                add_scaled(sums + row * OUT, held, scales_of(group));
+                add_scaled(part, g, sums + row * OUT, held, scales);
             });
         }
     }
@@ -191,25 +152,21 @@ void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums
 
 #if defined(__AMX_BF16__)
 // sums [rows, OUT] += scales · x · weights of one group, for tiles `tile` and, if COUNT is 2, tile + 1 of the rows.
-template <int COUNT>
-void add_group(const Inputs<bfloat16, ROWS_AT_ONCE> &x, const RowTiles &rows, int64_t tile, const bfloat16 *weights,
-               const bfloat16 *scales, float *sums) {
+template <int COUNT, class M>
+void add_group(const M &m, const Inputs<bfloat16, ROWS_AT_ONCE> &x, const RowTiles &rows, int64_t tile,
+               const bfloat16 *weights, const Scales &scales, float *sums) {
     const TileSums<COUNT, 2> held;
     alignas(LINE) float found[COUNT * TILE_HEIGHT * OUT];
     const int64_t first = rows.first(tile), across = rows.first(tile + COUNT - 1) - first, bytes = 2 * x.stride;
     const TileOperand left{reinterpret_cast<const char *>(x.numbers + first * x.stride), bytes, 64, across * bytes};
     held.clear();
-    held.add(left, operand(weights), GROUP / TILE_INPUTS);
+    held.add(left, operand(weights), m.form.group / TILE_INPUTS);
     held.store(found, OUT, rows.height * OUT);
-    const floats scale[VECTORS] = {load(scales), load(scales + LANES)};
     for (int64_t t = tile; t < tile + COUNT; t++)
         // The last tile's rows that the tile before it has too are left out.
         for (int64_t row = t * rows.height; row < rows.first(t) + rows.height; row++) {
             const float *const from = found + ((t - tile) * rows.height + row - rows.first(t)) * OUT;
-            for (int v = 0; v < VECTORS; v++) {
-                float *const to = sums + row * OUT + v * LANES;
-                put(to, load(to) + load(from + v * LANES) * scale[v]);
-            }
+            for (int v = 0; v < VECTORS; v++) scales.add(sums + row * OUT + v * LANES, load(from + v * LANES), v);
         }
 }
 
@@ -217,24 +174,25 @@ void add_group(const Inputs<bfloat16, ROWS_AT_ONCE> &x, const RowTiles &rows, in
 // group's can be multiplied while the next one's are stored.
 template <int BITS>
 void sums_in_tiles(const QuantizedMatrix<BITS, bfloat16> &m, int64_t block, float *sums, TileRegisters &registers) {
-    constexpr int64_t UNIT = Codes<BITS>::UNIT;
+    constexpr int UNIT = Codes<BITS>::UNIT;
     const RowTiles rows(m.rows);
     registers.set_height(rows.height);
-    alignas(LINE) bfloat16 weights[2][GROUP * OUT];
+    alignas(LINE) bfloat16 weights[2][MOST_GROUP * OUT];
     for (int64_t g = 0; g < m.groups(); g++) {
         bfloat16 *const numbers = weights[g % 2];
-        const uint8_t *codes = codes_of(m.group(block, g));
-        for (int64_t i = 0; i < GROUP; i += UNIT, codes += LINE) {
-            __builtin_prefetch(codes + CODES_AHEAD);
-            unpack<BITS>(codes, numbers + i * OUT);
+        const Codes<BITS> codes(m.codes(block, g), m.form.group, m.form.minimum);
+        for (int unit = 0; unit < m.form.group / UNIT; unit++) {
+            __builtin_prefetch(codes.lower + unit * LINE + CODES_AHEAD);
+            codes.unpack(unit, numbers + unit * UNIT * OUT);
         }
         const Inputs<bfloat16, ROWS_AT_ONCE> x(m, g);
-        const bfloat16 *const scales = scales_of(m.group(block, g));
+        const Scales scales(m, block, g);
         for (int64_t tile = 0; tile < rows.count; tile += 2)
             if (tile + 1 < rows.count)
-                add_group<2>(x, rows, tile, numbers, scales, sums);
+                add_group<2>(m, x, rows, tile, numbers, scales, sums);
             else
-                add_group<1>(x, rows, tile, numbers, scales, sums);
+                add_group<1>(m, x, rows, tile, numbers, scales, sums);
+        if (m.input_sums) subtract_minima(m, g, 0, m.rows, sums, scales);
     }
 }
 #endif
@@ -246,17 +204,42 @@ void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums,
                 [[maybe_unused]] TileRegisters &registers, const void *) {
     std::fill(sums, sums + m.rows * OUT, 0.0f);
 #if defined(__AMX_BF16__)
-    if constexpr (std::is_same_v<T, bfloat16>) return sums_in_tiles(m, block, sums, registers);
+    if constexpr (std::is_same_v<T, bfloat16>)
+        if (m.form.group >= TILE_INPUTS) return sums_in_tiles(m, block, sums, registers);
 #endif
     if (m.rows > MOST_ROWS<T>) return multiply_many(m, block, sums);
     with_rows<Number<T>, 1, MOST_ROWS<T>>(m.rows,
                                           [&](auto held) { multiply_few<BITS, T, held.COUNT>(m, block, sums); });
 }
 
-template void block_sums(const QuantizedMatrix<8, float> &, int64_t, float *, TileRegisters &, const void *);
-template void block_sums(const QuantizedMatrix<8, bfloat16> &, int64_t, float *, TileRegisters &, const void *);
-template void block_sums(const QuantizedMatrix<4, float> &, int64_t, float *, TileRegisters &, const void *);
-template void block_sums(const QuantizedMatrix<4, bfloat16> &, int64_t, float *, TileRegisters &, const void *);
+template <int BITS, class T>
+const float *input_sums(const QuantizedMatrix<BITS, T> &m) {
+    if (!m.form.minimum) return nullptr;
+    const int64_t groups = m.groups(), size = m.form.group;
+    float *const sums = scratch(INPUT_SUMS, m.rows * groups);
+    for (int64_t row = 0; row < m.rows; row++)
+        for (int64_t g = 0; g < groups; g++) {
+            floats partial = {};
+            for (int64_t i = g * size; i < std::min((g + 1) * size, m.inputs); i += LANES)
+                partial += load(m.x + row * m.x_stride + i, m.inputs - i);
+            float sum = 0;
+            for (int lane = 0; lane < LANES; lane++) sum += partial[lane];
+            sums[row * groups + g] = sum;
+        }
+    return sums;
+}
+
+#define BATON_FOR_BITS(BITS, T)                                                                                    \
+    template void block_sums(const QuantizedMatrix<BITS, T> &, int64_t, float *, TileRegisters &, const void *); \
+    template const float *input_sums(const QuantizedMatrix<BITS, T> &);
+BATON_FOR_BITS(4, float)
+BATON_FOR_BITS(4, bfloat16)
+BATON_FOR_BITS(5, float)
+BATON_FOR_BITS(5, bfloat16)
+BATON_FOR_BITS(6, float)
+BATON_FOR_BITS(6, bfloat16)
+BATON_FOR_BITS(8, float)
+BATON_FOR_BITS(8, bfloat16)
 
 namespace {
 
@@ -267,12 +250,14 @@ void linear(const QuantizedMatrix<BITS, T> &m, T *y, int64_t y_stride) {
         const FlushDenormals flush;
         float sums[ROWS_AT_ONCE * OUT];
         // Rows are in the cache while a part's blocks are multiplied with them.
-        for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE)
+        for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
+            auto part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
+            part.input_sums = input_sums(part);
             for (int64_t block = begin; block < end; block++) {
-                const auto part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
                 block_sums(part, block, sums, registers);
                 finish(sums, m.bias, part.rows, block, m.outputs, y + row * y_stride, y_stride);
             }
+        }
     });
 }
 
@@ -281,55 +266,54 @@ void look_up(const QuantizedMatrix<BITS, T> &m, const int64_t *tokens, T *y) {
     constexpr int UNIT = Codes<BITS>::UNIT;
     parallel_for(m.rows, 16, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++) {
-            const int output = static_cast<int>(tokens[row] % OUT);
-            for (int64_t i = 0; i < m.inputs; i++) {
-                const uint8_t *const group = m.group(tokens[row] / OUT, i / GROUP);
-                const uint8_t *const unit = codes_of(group) + i % GROUP / UNIT * LINE;
-                const int code = Codes<BITS>::one(unit, output, static_cast<int>(i % UNIT));
-                put(y + row * m.inputs + i, to_float(scales_of(group)[output]) * static_cast<float>(code));
+            const int64_t block = tokens[row] / OUT, output = tokens[row] % OUT, vector = output / LANES;
+            for (int64_t g = 0; g < m.groups(); g++) {
+                const Codes<BITS> codes(m.codes(block, g), m.form.group, m.form.minimum);
+                const Scales scales(m, block, g);
+                const float scale = scales.scale[vector][output % LANES];
+                const float minimum = m.form.minimum ? scales.minimum[vector][output % LANES] : 0.0f;
+                const int64_t first = g * m.form.group, count = std::min<int64_t>(m.form.group, m.inputs - first);
+                for (int i = 0; i < count; i++) {
+                    const int code = codes.one(i / UNIT, static_cast<int>(output), i % UNIT);
+                    put(y + row * m.inputs + first + i, scale * static_cast<float>(code) - minimum);
+                }
             }
         }
     });
-}
-
-template <class F>
-void with_bits(int bits, F f) {
-    if (bits == 4) return f(std::integral_constant<int, 4>());
-    f(std::integral_constant<int, 8>());
 }
 
 }  // namespace
 }  // namespace baton
 
 // y = x · weightᵀ + bias.
-// blocks: the weight, [ceil(outputs/32), ceil(inputs/64)] groups, each of bfloat16 scales [32] and codes, padded with
-// zeros; see packed() in native.py.
+// form: what Form.code in forms.py returns.
+// blocks: the weight, as packed() in native.py says.
 // x: [rows, inputs] and y: [rows, outputs], rows x_stride and y_stride elements apart, and bias: [outputs] or null, all
 // of dtype `type`.
-extern "C" void baton_quantized_linear(int type, int bits, const void *x, int64_t x_stride, const void *blocks,
+extern "C" void baton_quantized_linear(int type, int form, const void *x, int64_t x_stride, const void *blocks,
                                        const void *bias, void *y, int64_t y_stride, int64_t rows, int64_t inputs,
                                        int64_t outputs) {
     using namespace baton;
     with_type(type, [=](auto *t) {
-        with_bits(bits, [=](auto number) {
+        with_bits(Form(form).bits, [=](auto bits) {
             using T = std::remove_pointer_t<decltype(t)>;
-            const auto *const codes = static_cast<const uint8_t *>(blocks);
+            const auto *const data = static_cast<const uint8_t *>(blocks);
             const auto *const row = static_cast<const T *>(x), *const added = static_cast<const T *>(bias);
-            const QuantizedMatrix<decltype(number)::value, T> m{codes, row, added, x_stride, rows, inputs, outputs};
+            const QuantizedMatrix<bits, T> m{data, Form(form), row, added, x_stride, rows, inputs, outputs, nullptr};
             linear(m, static_cast<T *>(y), y_stride);
         });
     });
 }
 
 // Copy rows `tokens` of a matrix [.., inputs], which is packed as for baton_quantized_linear, to y [rows, inputs].
-extern "C" void baton_quantized_look_up(int type, int bits, const void *blocks, const int64_t *tokens, void *y,
+extern "C" void baton_quantized_look_up(int type, int form, const void *blocks, const int64_t *tokens, void *y,
                                         int64_t rows, int64_t inputs) {
     using namespace baton;
     with_type(type, [=](auto *t) {
-        with_bits(bits, [=](auto number) {
+        with_bits(Form(form).bits, [=](auto bits) {
             using T = std::remove_pointer_t<decltype(t)>;
-            const auto *const codes = static_cast<const uint8_t *>(blocks);
-            const QuantizedMatrix<decltype(number)::value, T> m{codes, nullptr, nullptr, 0, rows, inputs, 0};
+            const auto *const data = static_cast<const uint8_t *>(blocks);
+            const QuantizedMatrix<bits, T> m{data, Form(form), nullptr, nullptr, 0, rows, inputs, 0, nullptr};
             look_up(m, tokens, static_cast<T *>(y));
         });
     });

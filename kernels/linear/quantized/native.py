@@ -1,12 +1,13 @@
 """The operation of reference.py in C++ (cpu.cpp), over packed weights. The results are batch-invariant."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from baton.kernels.linear.dense.native import checked_out
-from baton.kernels.linear.quantized import reference
-from baton.kernels.linear.quantized.reference import GROUP
+from baton.kernels.linear.quantized.forms import INTEGERS, Form, Groups
 from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp import INT, INT64, POINTER, TYPES
 from baton.kernels.runtime.cpp.checks import assert_agrees
@@ -26,44 +27,65 @@ def takes(weight: Tensor) -> bool:
     )
 
 
-def group_bytes(bits: int) -> int:
-    """Return the bytes of one group of inputs for BLOCK outputs: bfloat16 scales, then codes."""
-    return BLOCK * 2 + BLOCK * GROUP * bits // 8
+def packed(groups: Groups) -> Tensor:
+    """Pack a weight as cpu.cpp reads it: uint8 [ceil(outputs/BLOCK), spans, bytes], padded with zeros.
 
-
-def packed(codes: Tensor, scales: Tensor, bits: int) -> Tensor:
-    """Pack the results of reference.quantize as cpu.cpp reads them.
-
-    Return uint8 [ceil(outputs/BLOCK), groups, group_bytes], padded with zeros. Each entry holds BLOCK scales, then
-    codes:
-    - 8 bits: [GROUP/2, BLOCK, 2] (pair of inputs, output, input of the pair).
-    - 4 bits, with 8 added so that they are unsigned: bytes [GROUP/4, BLOCK/2, 2, 2] (four inputs, output o, input of a
-      pair, pair). The lower half of a byte is the code of output o, the upper half is the code of output o + BLOCK/2.
+    A span of a block has the shared scales [BLOCK]; if the form has minima, the shared minima [BLOCK]; if a span has
+    several groups, their factors [span, BLOCK], then those of minima; then for each group the codes, as units and lines
+    of upper bits: codes.h says how.
     """
-    outputs, groups = scales.shape
-    blocks = -(-outputs // BLOCK)
-    padded = F.pad(codes, (0, 0, 0, blocks * BLOCK - outputs)).view(blocks, BLOCK, groups, GROUP).transpose(1, 2)
-    if bits == 8:
-        interleaved = padded.reshape(blocks, groups, BLOCK, GROUP // 2, 2).transpose(2, 3)
-    else:
-        parts = padded.reshape(blocks, groups, 2, BLOCK // 2, GROUP // 4, 2, 2).permute(0, 1, 4, 3, 6, 5, 2)
-        lower, upper = (parts + 8).unbind(6)
-        interleaved = lower | upper << 4
-    block_scales = F.pad(scales, (0, 0, 0, blocks * BLOCK - outputs)).view(blocks, BLOCK, groups).transpose(1, 2)
-    both = (block_scales.contiguous().view(torch.uint8), interleaved.reshape(blocks, groups, -1).view(torch.uint8))
-    return torch.cat(both, dim=2)
+    form, blocks = groups.form, -(-groups.outputs // BLOCK)
+    missing = blocks * BLOCK - groups.outputs
+
+    def by_block(values: Tensor | None, of_span: int) -> list[Tensor]:
+        """Return values [outputs, spans·of_span] as bytes [blocks, spans, ..]; nothing if there are none."""
+        if values is None:
+            return []
+        padded = F.pad(values, (0, 0, 0, missing)).view(blocks, BLOCK, -1, of_span)
+        return [padded.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2)]
+
+    shared = by_block(groups.scales, 1) + by_block(groups.minima, 1)
+    factors = by_block(groups.factors, form.span) + by_block(groups.minimum_factors, form.span)
+    codes = F.pad(groups.codes, (0, 0, 0, missing)).view(blocks, BLOCK, -1, form.group).transpose(1, 2)
+    spans = packed_codes(codes, form).view(blocks, groups.scales.shape[1], -1)
+    return torch.cat([*shared, *factors, spans], dim=2)
 
 
-def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
-    """Compute reference.linear with packed data, in `out` if it is given.
+def packed_codes(codes: Tensor, form: Form) -> Tensor:
+    """Pack codes, int8 [blocks, groups, BLOCK, form.group]: uint8 [blocks, groups, bytes]."""
+    blocks, count = codes.shape[:2]
+    if form.bits == 8:
+        return codes.reshape(blocks, count, BLOCK, -1, 2).transpose(2, 3).reshape(blocks, count, -1).view(torch.uint8)
+    # [blocks, groups, unit, output of a half, input of a pair, pair, half of the outputs]: the last two are fields.
+    parts = (codes + form.zero).view(torch.uint8).reshape(blocks, count, 2, BLOCK // 2, form.group // 4, 2, 2)
+    fields = parts.permute(0, 1, 4, 3, 6, 5, 2).reshape(blocks, count, -1, BLOCK, 4)
+    units = joined(fields & 15, 4)
+    upper = form.bits - 4
+    if not upper:
+        return units.flatten(2)
+    in_line = 4 // upper  # units that share a line of upper bits
+    lines = (fields >> 4).view(blocks, count, -1, in_line, BLOCK, 4).transpose(3, 4).flatten(4)
+    return torch.cat([units.flatten(2), joined(lines, upper).flatten(2)], dim=2)
+
+
+def joined(fields: Tensor, bits: int) -> Tensor:
+    """Join the last dimension, 16 / bits fields of words of 16 bits, the lowest bits first: uint8 [.., 2·words]."""
+    shifts = torch.arange(0, 16, bits, dtype=torch.int32, device=fields.device)
+    words = (fields.int() << shifts).sum(-1, dtype=torch.int32)
+    return torch.stack([words & 255, words >> 8], dim=-1).to(torch.uint8)
+
+
+def linear(x: Tensor, data: Tensor, form: Form, outputs: int, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """Return x @ weightᵀ + bias, as reference.linear does, in `out` if it is given. data: the packed weight.
 
     Raise ValueError for other dtypes and layouts.
     """
     run = cpp.function(LINEAR)
     assert run is not None
     rows, inputs = x.shape
-    if x.dtype not in TYPES or data.shape != _shape(outputs, inputs, bits):
-        raise ValueError(f"x is {tuple(x.shape)} of {x.dtype} for {tuple(data.shape)} of {bits} bits")
+    if x.dtype not in TYPES or data.shape != shape_of(outputs, inputs, form):
+        kind = f"{form.bits} bits in groups of {form.group}"
+        raise ValueError(f"x is {tuple(x.shape)} of {x.dtype} for {tuple(data.shape)} of {kind}")
     if bias is not None and (bias.dtype != x.dtype or bias.shape != (outputs,) or not bias.is_contiguous()):
         raise ValueError(f"bias is {tuple(bias.shape)} of {bias.dtype} for {outputs} outputs in {x.dtype}")
     if x.stride(1) != 1:
@@ -71,12 +93,12 @@ def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None
     y = torch.empty(rows, outputs, dtype=x.dtype) if out is None else checked_out(out, x, outputs)
     at = None if bias is None else bias.data_ptr()
     sizes = (rows, inputs, outputs)
-    run(TYPES[x.dtype], bits, x.data_ptr(), x.stride(0), data.data_ptr(), at, y.data_ptr(), y.stride(0), *sizes)
+    run(TYPES[x.dtype], form.code, x.data_ptr(), x.stride(0), data.data_ptr(), at, y.data_ptr(), y.stride(0), *sizes)
     return y
 
 
-def look_up(tokens: Tensor, data: Tensor, bits: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """Compute reference.look_up in packed data. Raise IndexError for a token outside of the table.
+def look_up(tokens: Tensor, data: Tensor, form: Form, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """Return rows of a packed weight, as reference.look_up does. Raise IndexError for a token outside of the table.
 
     shape: the weight's shape before it was packed, [outputs, inputs].
     """
@@ -88,38 +110,74 @@ def look_up(tokens: Tensor, data: Tensor, bits: int, shape: tuple[int, int], dty
     if low < 0 or high >= outputs:
         raise IndexError(f"a token is not in a table of {outputs}")
     rows = torch.empty(len(tokens), inputs, dtype=dtype)
-    run(TYPES[dtype], bits, data.data_ptr(), tokens.data_ptr(), rows.data_ptr(), len(tokens), inputs)
+    run(TYPES[dtype], form.code, data.data_ptr(), tokens.data_ptr(), rows.data_ptr(), len(tokens), inputs)
     return rows
 
 
-def _shape(outputs: int, inputs: int, bits: int) -> tuple[int, int, int]:
+def shape_of(outputs: int, inputs: int, form: Form) -> tuple[int, int, int]:
     """Return the shape of packed data."""
-    return -(-outputs // BLOCK), -(-inputs // GROUP), group_bytes(bits)
+    return -(-outputs // BLOCK), -(-inputs // form.width), form.span_bytes(BLOCK)
 
 
 def check_linear() -> None:
-    """Raise AssertionError if the C function differs from the reference."""
+    """Raise AssertionError if the C function differs from the product with the numbers of the weight."""
     generator = torch.Generator().manual_seed(0)
-    for bits in (8, 4):
-        codes, scales = reference.quantize(torch.randn(45, 151, generator=generator), bits)
-        data = packed(codes, scales, bits)
+    for form in CHECKED:
+        inputs = 151 if form.span == 1 else form.width
+        groups = random_groups(form, 45, inputs, generator)
+        data, numbers = packed(groups), groups.numbers()[:, :inputs]
         for dtype in TYPES:
             bias = torch.randn(45, generator=generator).to(dtype)
             for rows in (1, 3, 29):
-                x = torch.randn(rows, 151, generator=generator).to(dtype)
-                found, expected = linear(x, data, bits, 45, bias), reference.linear(x, codes, scales, bias)
+                x = torch.randn(rows, inputs, generator=generator).to(dtype)
+                found, expected = linear(x, data, form, 45, bias), x.float() @ numbers.t() + bias.float()
                 tolerance = 1e-4 if dtype == torch.float32 else 0.05
-                assert_agrees(found, expected, rtol=tolerance, atol=tolerance)
+                assert_agrees(found, expected.to(dtype), rtol=tolerance, atol=tolerance)
 
 
 def check_look_up() -> None:
-    """Raise AssertionError if the C function differs from the reference."""
-    tokens = torch.arange(45)
-    for bits in (8, 4):
-        codes, scales = reference.quantize(torch.randn(45, 151, generator=torch.Generator().manual_seed(0)), bits)
+    """Raise AssertionError if the C function differs from the numbers of the weight."""
+    tokens, generator = torch.arange(45), torch.Generator().manual_seed(0)
+    for form in CHECKED:
+        groups = random_groups(form, 45, form.width, generator)
         for dtype in TYPES:
-            found = look_up(tokens, packed(codes, scales, bits), bits, (45, 151), dtype)
-            assert torch.equal(found, reference.look_up(tokens, codes, scales, 151, dtype))
+            found = look_up(tokens, packed(groups), form, (45, form.width), dtype)
+            # A minimum may be subtracted without rounding the product before.
+            assert_agrees(found, groups.numbers().to(dtype), rtol=0.01 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+CHECKED = (
+    *INTEGERS.values(),
+    Form(8, 32, dtype=torch.float16),
+    Form(4, 32, span=8, has_minima=True, dtype=torch.float16),
+    Form(5, 32, has_minima=True, dtype=torch.float16),
+    Form(6, 16, span=16, dtype=torch.float16),
+)
+
+
+def random_groups(form: Form, outputs: int, inputs: int, generator: torch.Generator) -> Groups:
+    """Return random weights in a form, of about the size of 1. Those beyond `inputs` are 0 if there are no minima."""
+    spans = -(-inputs // form.width)
+    low = 0 if form.has_minima else -form.zero
+
+    def integers(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=generator).to(torch.int8)
+
+    def shared(size: float) -> Tensor:
+        return (torch.randn(outputs, spans, generator=generator) * size).to(form.dtype)
+
+    factors = partial(integers, 1, 64, outputs, spans * form.span)
+    codes = integers(low, low + 2**form.bits, outputs, spans * form.width)
+    codes[:, inputs:] = 0
+    size = 2.0 ** (1 - form.bits) / (32 if form.span > 1 else 1)
+    return Groups(
+        form,
+        codes,
+        shared(size),
+        factors() if form.span > 1 else None,
+        shared(size * 2 ** (form.bits - 1)) if form.has_minima else None,
+        factors() if form.span > 1 and form.has_minima else None,
+    )
 
 
 cpp.declare(LINEAR, [INT, INT, POINTER, INT64, POINTER, POINTER, POINTER, *(INT64,) * 4], check_linear)

@@ -5,36 +5,80 @@
 
 namespace baton {
 
-constexpr int GROUP = 64;  // Inputs that share a scale.
+constexpr int MOST_GROUP = 64;  // Maximum inputs that share a scale.
 
-// A matrix of integers. codes: [blocks, groups, BYTES]; each group holds BLOCK_OUT scales, then the codes.
+// How weights are stored: kernels/linear/quantized/forms.py says what each field means.
+struct Form {
+    int bits, group, span;
+    bool minimum, half;
+
+    // code: what Form.code in forms.py returns.
+    explicit Form(int code)
+        : bits(code & 15), group(code >> 8 & 255), span(code >> 16), minimum(code & 16), half(code & 32) {}
+
+    // Return the bytes of a block's codes of one group, of a span's scales and factors, and of a whole span.
+    int64_t code_bytes() const { return BLOCK_OUT * group * bits / 8; }
+    int64_t head_bytes() const { return (BLOCK_OUT * 2 + (span > 1 ? span * BLOCK_OUT : 0)) * (minimum ? 2 : 1); }
+    int64_t span_bytes() const { return head_bytes() + span * code_bytes(); }
+};
+
+// A matrix of integers of BITS bits. data: [blocks, spans, bytes of a span], as packed() in native.py says.
 template <int BITS, class T>
 struct QuantizedMatrix {
     using Input = T;
-    static constexpr int64_t CODE_BYTES = BLOCK_OUT * GROUP * BITS / 8;
-    static constexpr int64_t BYTES = BLOCK_OUT * 2 + CODE_BYTES;
-    const uint8_t *codes;
+    const uint8_t *data;
+    Form form;
     const T *x, *bias;  // bias: [outputs] or null.
     int64_t x_stride, rows, inputs, outputs;
+    const float *input_sums;  // [rows, groups]: the sum of each group of inputs; used if the form has minima.
 
     int64_t blocks() const { return (outputs + BLOCK_OUT - 1) / BLOCK_OUT; }
-    const uint8_t *block(int64_t index) const { return group(index, 0); }
-    int64_t groups() const { return (inputs + GROUP - 1) / GROUP; }
-    const uint8_t *group(int64_t block, int64_t index) const { return codes + (block * groups() + index) * BYTES; }
-    QuantizedMatrix from_row(int64_t row, int64_t count) const { return with(x + row * x_stride, x_stride, count); }
-    QuantizedMatrix with(const T *rows_x, int64_t stride, int64_t count) const {
-        return {codes, rows_x, bias, stride, count, inputs, outputs};
+    int64_t groups() const { return (inputs + form.group - 1) / form.group; }
+    int64_t spans() const { return (groups() + form.span - 1) / form.span; }
+    const uint8_t *block(int64_t index) const { return data + index * spans() * form.span_bytes(); }
+    const uint8_t *span_of(int64_t block, int64_t group) const {
+        return data + (block * spans() + group / form.span) * form.span_bytes();
+    }
+    const uint8_t *codes(int64_t block, int64_t group) const {
+        return span_of(block, group) + form.head_bytes() + group % form.span * form.code_bytes();
+    }
+    QuantizedMatrix from_row(int64_t row, int64_t count) const {
+        return with(x + row * x_stride, x_stride, count, input_sums ? input_sums + row * groups() : nullptr);
+    }
+    QuantizedMatrix with(const T *rows_x, int64_t stride, int64_t count, const float *sums) const {
+        return {data, form, rows_x, bias, stride, count, inputs, outputs, sums};
     }
     // Return the matrix with this index, if this one is the first of consecutive matrices of the same size.
     QuantizedMatrix number(int64_t index) const {
-        return {group(index * blocks(), 0), x, bias, x_stride, rows, inputs, outputs};
+        return {block(index * blocks()), form, x, bias, x_stride, rows, inputs, outputs, input_sums};
     }
 };
+
+// Return QuantizedMatrix::input_sums of the matrix's rows, in the calling thread's scratch memory; null if the form has
+// no minima.
+template <int BITS, class T>
+const float *input_sums(const QuantizedMatrix<BITS, T> &m);
+
+template <class T>
+const float *input_sums(const PackedMatrix<T> &) {
+    return nullptr;
+}
 
 // Compute the sums [rows, BLOCK_OUT] of one block for at most ROWS_AT_ONCE rows. `following` is ignored: it exists so
 // that moe/experts can also call the function of linear/dense/product.h, which prefetches it.
 template <int BITS, class T>
 void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums, TileRegisters &registers,
                 const void *following = nullptr);
+
+// Call f(integral_constant<int, bits>()) for the bits of a form.
+template <class F>
+void with_bits(int bits, F f) {
+    switch (bits) {
+        case 4: return f(std::integral_constant<int, 4>());
+        case 5: return f(std::integral_constant<int, 5>());
+        case 6: return f(std::integral_constant<int, 6>());
+        default: return f(std::integral_constant<int, 8>());
+    }
+}
 
 }  // namespace baton

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from baton.kernels.linear.quantized.forms import INTEGERS, Groups
+
 GROUP = 64
 """Number of consecutive inputs that share a scale."""
 SIZES = {8: (1.0,), 4: (1.0, 0.95, 0.9, 0.85)}
@@ -28,6 +30,11 @@ def quantize(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         error = _error(groups, other, bits)
         scales, least = torch.where(error < least, other, scales), torch.minimum(error, least)
     return _round(groups, scales, bits).to(torch.int8).flatten(1), scales.bfloat16()
+
+
+def grouped(codes: Tensor, scales: Tensor, bits: int) -> Groups:
+    """Return the results of `quantize` as Groups."""
+    return Groups(INTEGERS[bits], codes, scales)
 
 
 def dequantize(codes: Tensor, scales: Tensor) -> Tensor:

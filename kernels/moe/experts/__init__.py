@@ -3,11 +3,11 @@
 from torch import Tensor
 
 from baton.kernels.moe.experts import cpu, native
-from baton.kernels.moe.experts.packed import PackedExperts, pack
+from baton.kernels.moe.experts.packed import PackedExperts, keep, pack
 from baton.kernels.moe.experts.reference import PARTS, Activation
 from baton.kernels.runtime.triton import takes
 
-__all__ = ["PARTS", "Activation", "PackedExperts", "experts", "pack"]
+__all__ = ["PARTS", "Activation", "PackedExperts", "experts", "keep", "pack"]
 
 
 def experts(

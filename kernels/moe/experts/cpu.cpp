@@ -102,15 +102,19 @@ void project_in(const M &m, bool gated, const T *x, int64_t stride, const Choice
             const FlushDenormals flush;
             float gate[ROWS_AT_ONCE * BLOCK_OUT], up[ROWS_AT_ONCE * BLOCK_OUT];
             const T *rows = nullptr;
+            const float *sums = nullptr;
             for (int64_t task = begin; task < end; task++) {
                 const Tile &tile = sorted.tiles[task / blocks];
                 const int64_t block = task % blocks;
-                if (task == begin || block == 0) rows = gathered(x, stride, m.inputs, tile, sorted.order, c.top_k);
+                if (task == begin || block == 0) {
+                    rows = gathered(x, stride, m.inputs, tile, sorted.order, c.top_k);
+                    sums = input_sums(m.with(rows, m.inputs, tile.rows, nullptr));
+                }
                 const M first = matrix(tile), last = gated ? m.number(2 * tile.expert + 1) : first;
                 const M coming = matrix(sorted.tiles[std::min(task + 1, end - 1) / blocks]);
-                if (gated) block_sums(first.with(rows, m.inputs, tile.rows), block, gate, registers, last.block(block));
-                block_sums(last.with(rows, m.inputs, tile.rows), block, up, registers,
-                           coming.block((task + 1) % blocks));
+                const auto given = [&](const M &matrix) { return matrix.with(rows, m.inputs, tile.rows, sums); };
+                if (gated) block_sums(given(first), block, gate, registers, last.block(block));
+                block_sums(given(last), block, up, registers, coming.block((task + 1) % blocks));
                 activate(gated ? gate : nullptr, up, tile.rows, block, m.outputs, hidden + tile.first * m.outputs);
             }
         });
@@ -137,7 +141,9 @@ void project_out(const M &m, const T *hidden, const Choice &c, const SortedPairs
                 std::fill(totals, totals + blocks * size, 0.0f);
                 for (int64_t t = 0; t < sorted.count; t++) {
                     const Tile &tile = sorted.tiles[t];
-                    const M of_tile = m.number(tile.expert).with(hidden + tile.first * m.inputs, m.inputs, tile.rows);
+                    const T *const rows = hidden + tile.first * m.inputs;
+                    const float *const of_inputs = input_sums(m.with(rows, m.inputs, tile.rows, nullptr));
+                    const M of_tile = m.number(tile.expert).with(rows, m.inputs, tile.rows, of_inputs);
                     const M coming = m.number(sorted.tiles[std::min(t + 1, sorted.count - 1)].expert);
                     for (int64_t block = 0; block < blocks; block++) {
                         const auto *const following = block + 1 < blocks ? nullptr : coming.block(first);
@@ -161,13 +167,15 @@ void project_out(const M &m, const T *hidden, const Choice &c, const SortedPairs
         });
 }
 
-// Compute all experts. in, out: the experts' first and second projections, PackedMatrix or QuantizedMatrix.
-template <class M, class T = typename M::Input>
-void experts(const M &in, const M &out, bool gated, const T *x, int64_t stride, const Choice &c, T *hidden,
-             int32_t *memory, T *y) {
-    const SortedPairs sorted(c, memory);
-    project_in(in, gated, x, stride, c, sorted, hidden);
-    project_out(out, hidden, c, sorted, y);
+// Call f(matrix) for a weight without rows [outputs, inputs], or for the first of several. form: 0 if it is packed as
+// for baton_linear, else as for baton_quantized_linear.
+template <class T, class F>
+void with_matrix(int form, const void *weight, int64_t outputs, int64_t inputs, F f) {
+    if (form == 0) return f(PackedMatrix<T>{nullptr, static_cast<const T *>(weight), nullptr, 0, 0, inputs, outputs});
+    with_bits(Form(form).bits, [=](auto bits) {
+        const auto *const data = static_cast<const uint8_t *>(weight);
+        f(QuantizedMatrix<bits, T>{data, Form(form), nullptr, nullptr, 0, 0, inputs, outputs, nullptr});
+    });
 }
 
 }  // namespace
@@ -178,29 +186,23 @@ void experts(const M &in, const M &out, bool gated, const T *x, int64_t stride, 
 // chosen, weights: [rows, top_k], of `count` experts.
 // first: 2·count matrices [inner, wide] (gate and up of each expert), or count matrices for relu².
 // second: count matrices [wide, inner].
-// bits: 0 if matrices are packed as for baton_linear; 8 or 4 if they are packed as for baton_quantized_linear.
+// first_form, second_form: 0 if matrices are packed as for baton_linear, else the form for baton_quantized_linear.
 // hidden: [rows·top_k, inner] of `type`, and memory: [count + 1 + 4·rows·top_k], for intermediate results.
-extern "C" void baton_experts(int type, int bits, int activation, const void *x, int64_t stride, const int32_t *chosen,
-                              const float *weights, const void *first, const void *second, void *hidden,
-                              int32_t *memory, void *y, int64_t rows, int64_t top_k, int64_t count, int64_t wide,
-                              int64_t inner) {
+extern "C" void baton_experts(int type, int first_form, int second_form, int activation, const void *x, int64_t stride,
+                              const int32_t *chosen, const float *weights, const void *first, const void *second,
+                              void *hidden, int32_t *memory, void *y, int64_t rows, int64_t top_k, int64_t count,
+                              int64_t wide, int64_t inner) {
     using namespace baton;
     with_type(type, [=](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;
         const Choice choice{chosen, weights, rows, top_k, count};
-        const auto run = [=](const auto &in, const auto &out) {
-            experts(in, out, activation == SILU_GATED, static_cast<const T *>(x), stride, choice,
-                    static_cast<T *>(hidden), memory, static_cast<T *>(y));
-        };
-        const auto run_bits = [=](auto number) {
-            using M = QuantizedMatrix<decltype(number)::value, T>;
-            run(M{static_cast<const uint8_t *>(first), nullptr, nullptr, 0, 0, wide, inner},
-                M{static_cast<const uint8_t *>(second), nullptr, nullptr, 0, 0, inner, wide});
-        };
-        if (bits == 8) return run_bits(std::integral_constant<int, 8>());
-        if (bits == 4) return run_bits(std::integral_constant<int, 4>());
-        run(PackedMatrix<T>{nullptr, static_cast<const T *>(first), nullptr, 0, 0, wide, inner},
-            PackedMatrix<T>{nullptr, static_cast<const T *>(second), nullptr, 0, 0, inner, wide});
+        const SortedPairs sorted(choice, memory);
+        auto *const between = static_cast<T *>(hidden);
+        with_matrix<T>(first_form, first, inner, wide, [&](const auto &m) {
+            project_in(m, activation == SILU_GATED, static_cast<const T *>(x), stride, choice, sorted, between);
+        });
+        with_matrix<T>(second_form, second, wide, inner,
+                       [&](const auto &m) { project_out(m, between, choice, sorted, static_cast<T *>(y)); });
     });
 }
 

@@ -11,7 +11,7 @@ from baton.kernels.runtime.cpp import INT, INT64, POINTER, TYPES
 from baton.kernels.runtime.cpp.checks import assert_agrees
 
 NAME = "baton_experts"
-ARGUMENTS = [INT, INT, INT, POINTER, INT64, *(POINTER,) * 7, *(INT64,) * 5]
+ARGUMENTS = [INT, INT, INT, INT, POINTER, INT64, *(POINTER,) * 7, *(INT64,) * 5]
 ACTIVATIONS: dict[Activation, int] = {"silu_gated": 0, "relu2": 1}
 
 
@@ -51,7 +51,8 @@ def experts(
     hidden = torch.empty(rows * top_k, inner, dtype=x.dtype)
     memory = torch.empty(count + 1 + 4 * rows * top_k, dtype=torch.int32)
     run(
-        *(TYPES[x.dtype], input_linear.bits or 0, ACTIVATIONS[activation], x.data_ptr(), x.stride(0)),
+        *(TYPES[x.dtype], _code(input_linear), _code(output_linear), ACTIVATIONS[activation]),
+        *(x.data_ptr(), x.stride(0)),
         *(chosen.data_ptr(), weights.data_ptr(), input_linear.data.data_ptr(), output_linear.data.data_ptr()),
         *(hidden.data_ptr(), memory.data_ptr(), y.data_ptr()),
         *(rows, top_k, count, wide, inner),
@@ -59,16 +60,20 @@ def experts(
     return y
 
 
+def _code(stack: PackedExperts) -> int:
+    return stack.form.code if stack.form else 0
+
+
 def _check_weights(x: Tensor, first: PackedExperts, second: PackedExperts, parts: int) -> None:
     """Raise ValueError if the two projections do not fit x or each other."""
     wide, inner = x.shape[1], first.outputs
     fitting = (first.inputs, second.outputs, second.inputs) == (wide, wide, inner) and first.count == second.count
-    if not fitting or first.parts != parts or (first.bits, first.dtype) != (second.bits, second.dtype):
+    if not fitting or first.parts != parts or first.dtype != second.dtype:
         raise ValueError(
             f"x is {tuple(x.shape)} for {first.count} experts of {first.parts} x {first.outputs} x {first.inputs} "
             f"and {second.count} of {second.outputs} x {second.inputs}"
         )
-    if first.bits is None and first.dtype != x.dtype:
+    if None in (first.form, second.form) and first.dtype != x.dtype:
         raise ValueError(f"x is of {x.dtype}, and the experts are of {first.dtype}")
 
 

@@ -1,13 +1,16 @@
 """Experts' weights, packed in the layout of the form that computes with them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from baton.kernels.linear.dense import PackedWeight, native as linear_native
-from baton.kernels.linear.quantized import Layout, QuantizedWeight, quantize
+from baton.kernels.linear.quantized import Form, Groups, Layout, QuantizedWeight, keep as keep_matrix, quantize
+
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class PackedExperts:
     parts: int  # matrices per expert, such as gate and up
     outputs: int
     inputs: int
-    bits: int | None  # 8 or 4 for quantized weights, None for floating point
+    form: Form | None  # of quantized weights; None for floating point
     dtype: torch.dtype  # dtype of the weights before they were packed
     layout: Layout  # see QuantizedWeight
 
@@ -34,9 +37,9 @@ class PackedExperts:
 
     def part(self, index: int) -> PackedWeight | QuantizedWeight:
         """Return matrix `index`, which is expert · parts + part, as a projection's weight."""
-        if self.bits is None:
+        if self.form is None:
             return PackedWeight(self.data[index], self.outputs, self.inputs, with_rows=True)
-        return QuantizedWeight(self.data[index], self.bits, self.outputs, self.inputs, self.dtype, self.layout)
+        return QuantizedWeight(self.data[index], self.form, self.outputs, self.inputs, self.dtype, self.layout)
 
 
 def pack(weight: Tensor, parts: int, bits: int | None) -> PackedExperts | None:
@@ -48,16 +51,26 @@ def pack(weight: Tensor, parts: int, bits: int | None) -> PackedExperts | None:
     if bits is None:
         return pack_numbers(weight, parts) if linear_native.takes(weight) else None
     matrices = _matrices(weight, parts)
-    layout = quantize(matrices[0], bits).layout
-    data = _stacked(matrices, lambda matrix: quantize(matrix, bits).data)
+    first = quantize(matrices[0], bits)
+    data = _stacked(list(matrices), lambda matrix: quantize(matrix, bits).data)
     _, outputs, inputs = matrices.shape
-    return PackedExperts(data, parts, outputs, inputs, bits, weight.dtype, layout)
+    return PackedExperts(data, parts, outputs, inputs, first.form, weight.dtype, first.layout)
+
+
+def keep(matrices: Sequence[Groups], parts: int, inputs: int, dtype: torch.dtype) -> PackedExperts:
+    """Pack experts' weights whose integers are those of a file: see kernels.linear.quantized.keep.
+
+    matrices: E·parts matrices of the same form [outputs, inputs].
+    """
+    first = keep_matrix(matrices[0], inputs, dtype)
+    data = _stacked(matrices, lambda matrix: keep_matrix(matrix, inputs, dtype).data)
+    return PackedExperts(data, parts, first.outputs, inputs, first.form, dtype, first.layout)
 
 
 def pack_numbers(weight: Tensor, parts: int) -> PackedExperts:
     """Pack floating-point weights for native code. weight: [E, parts·outputs, inputs]."""
     matrices = _matrices(weight, parts)
-    data = _stacked(matrices, linear_native.packed)
+    data = _stacked(list(matrices), linear_native.packed)
     _, outputs, inputs = matrices.shape
     return PackedExperts(data, parts, outputs, inputs, None, weight.dtype, "native")
 
@@ -68,7 +81,7 @@ def _matrices(weight: Tensor, parts: int) -> Tensor:
     return weight.detach().reshape(count * parts, rows // parts, inputs)
 
 
-def _stacked(matrices: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+def _stacked(matrices: Sequence[M], make: Callable[[M], Tensor]) -> Tensor:
     """Apply `make` to each matrix and stack the results; at most one result exists outside of the stack."""
     first = make(matrices[0])
     data = first.new_empty(len(matrices), *first.shape)

@@ -41,7 +41,8 @@ def experts(
     first, second = (
         stack.data if isinstance(stack, PackedExperts) else stack for stack in (input_linear, output_linear)
     )
-    bits = input_linear.bits or 0 if isinstance(input_linear, PackedExperts) else 0
+    form = input_linear.form if isinstance(input_linear, PackedExperts) else None
+    bits = form.bits if form else 0
     inner = input_linear.outputs if isinstance(input_linear, PackedExperts) else input_linear.shape[1] // parts
     count = input_linear.count if isinstance(input_linear, PackedExperts) else len(input_linear)
     pairs = rows * top_k

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from baton.kernels.linear.dense import cpu, native
 from baton.kernels.linear.quantized import native as integers, reference
+from baton.kernels.linear.quantized.forms import INTEGERS
 from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp.build import build, key
 from baton.kernels.runtime.cpp.cache import cache_folder, fetch, open_folder
@@ -100,8 +101,10 @@ def forms(kind: str, inputs: int, outputs: int) -> tuple[Form, Form]:
     theirs = [cpu.packed(weight) if cpu.takes(weight) else weight for weight in weights]
     if kind.startswith("int"):
         bits = int(kind[3:])
-        codes = [integers.packed(*reference.quantize(weight.float(), bits), bits) for weight in weights]
-        ours = [partial(integers.linear, data=each, bits=bits, outputs=outputs, bias=None) for each in codes]
+        codes = [
+            integers.packed(reference.grouped(*reference.quantize(weight.float(), bits), bits)) for weight in weights
+        ]
+        ours = [partial(integers.linear, data=each, form=INTEGERS[bits], outputs=outputs, bias=None) for each in codes]
     else:
         ours = [partial(native.linear, weight=native.packed(each), outputs=outputs, bias=None) for each in weights]
     return in_turn(ours), in_turn([partial(cpu.linear, weight=each, bias=None) for each in theirs])

@@ -141,10 +141,10 @@ def test_a_triton_that_cannot_launch_refuses_the_start(monkeypatch: pytest.Monke
     monkeypatch.setattr(native, "broken_triton", lambda device: "there is no C compiler")
     monkeypatch.setattr(native.triton, "computes_on", lambda device: True)
     with pytest.raises(ValueError, match="no C compiler; or --kernels torch"):
-        native.start_native(Config(), cuda, None)
+        native.start_native(Config(), cuda, is_quantized=False)
     monkeypatch.setattr(native, "broken_triton", lambda device: "")
     with structlog.testing.capture_logs() as logged:
-        assert native.start_native(Config(), cuda, None) is None
+        assert native.start_native(Config(), cuda, is_quantized=False) is None
     assert [line["event"] for line in logged] == ["Triton"]
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
 from baton.kernels.linear.quantized import QuantizedWeight, cpu, linear, look_up, native, quantize, reference
+from baton.kernels.linear.quantized.forms import INTEGERS
 from baton.models.layers.linear import Embedding, Linear
 from tests.kernels.installed import installed, runnable
 from tests.kernels.rounding import assert_rounded
@@ -27,7 +28,7 @@ def drawn(seed: int, rows: int, inputs: int, outputs: int, dtype: torch.dtype) -
 
 def by_torch(weight: Tensor, bits: int) -> QuantizedWeight:
     data = cpu.packed(*reference.quantize(weight, bits), bits)
-    return QuantizedWeight(data, bits, *weight.shape, weight.dtype, "torch")
+    return QuantizedWeight(data, INTEGERS[bits], *weight.shape, weight.dtype, "torch")
 
 
 def run(x: Tensor, weight: Tensor, bits: int, bias: Tensor | None = None) -> Tensor:
@@ -182,7 +183,7 @@ def test_a_weight_is_quantized_in_parts() -> None:
     _, weight, _ = drawn(0, 1, 65, 2500, BF16)
     for bits in (8, 4):
         codes, scales = reference.quantize(weight, bits)
-        assert torch.equal(quantize(weight, bits).data, native.packed(codes, scales, bits))
+        assert torch.equal(quantize(weight, bits).data, native.packed(reference.grouped(codes, scales, bits)))
         assert quantize(weight, bits).data.nbytes == 79 * 32 * 2 * (2 + 64 * bits // 8)
 
 
@@ -195,15 +196,15 @@ def test_torch_keeps_no_more_than_the_integers_and_their_scales() -> None:
 @pytest.mark.usefixtures("native_kernels")
 def test_other_layouts_are_refused() -> None:
     x, weight, bias = drawn(0, 3, 70, 40, F32)
-    data = native.packed(*reference.quantize(weight, 8), 8)
+    data = native.packed(reference.grouped(*reference.quantize(weight, 8), 8))
     with pytest.raises(ValueError, match=r"x is \(3, 64\)"):
-        native.linear(x[:, :64], data, 8, 40, None)
-    with pytest.raises(ValueError, match="of 4 bits"):
-        native.linear(x, data, 4, 40, None)
+        native.linear(x[:, :64], data, INTEGERS[8], 40, None)
+    with pytest.raises(ValueError, match=r"of 4 bits in groups of 64"):
+        native.linear(x, data, INTEGERS[4], 40, None)
     with pytest.raises(ValueError, match=r"x is .* of torch\.float64"):
-        native.linear(x.double(), data, 8, 40, None)
+        native.linear(x.double(), data, INTEGERS[8], 40, None)
     with pytest.raises(ValueError, match="bias is"):
-        native.linear(x, data, 8, 40, bias[:5])
+        native.linear(x, data, INTEGERS[8], 40, bias[:5])
 
 
 def assert_writes_columns(

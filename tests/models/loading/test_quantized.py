@@ -86,7 +86,7 @@ def test_projections_are_integers_and_nothing_else(oracle: Oracle, name: str, bi
         if integers:
             packed = module.integers if isinstance(module, Linear) else module.packed
             assert original is not None and isinstance(packed, QuantizedWeight)
-            assert (packed.bits, packed.dtype, packed.outputs) == (bits, torch.float32, len(original) - rows)
+            assert (packed.form.bits, packed.dtype, packed.outputs) == (bits, torch.float32, len(original) - rows)
         for leaf, parameter in module.named_parameters(recurse=False):
             if (leaf == "weight" and integers) or isinstance(module, Experts):
                 assert parameter.dtype == torch.uint8
@@ -134,8 +134,8 @@ def test_tensors_are_quantized_one_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     """Loading needs no more memory than the integers and one weight: each is quantized before the next is read."""
     assign, steps = filling.assign, list[str]()
 
-    def watched(model: nn.Module, name: str, tensor: Tensor, bits: int | None) -> None:
-        assign(model, name, tensor, bits)
+    def watched(model: nn.Module, name: str, tensor: Tensor, bits: int | None, at_once: bool) -> None:
+        assign(model, name, tensor, bits, at_once)
         steps.append("read")
         for path, module in model.named_modules():
             if isinstance(module, Linear) and not module.weight.is_meta:

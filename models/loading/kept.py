@@ -1,0 +1,210 @@
+"""Weights that stay as integers in memory, as the block formats of a GGUF file have them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from baton.kernels.linear.quantized import Form, Groups, QuantizedWeight, keep
+from baton.kernels.linear.quantized.native import BLOCK, shape_of
+from baton.kernels.moe.experts import PARTS, PackedExperts, keep as keep_experts
+from baton.models.family import Piece, whole
+from baton.models.gguf.blocks import BLOCKS
+from baton.models.layers.experts import Experts
+from baton.models.layers.linear import Embedding, Linear
+from baton.models.loading.shards import StoredTensor
+
+Part = tuple[StoredTensor, Piece]
+ReadGroups = Callable[[StoredTensor], Groups]
+ReadFloats = Callable[[Part, Tensor], Tensor]
+Kept = list[QuantizedWeight | Tensor] | PackedExperts
+"""A weight of which integers stay integers: the parts of a projection's, or that of experts."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive rows of a weight that are of one form; None: floats."""
+
+    form: Form | None
+    rows: int
+    parts: list[Part]  # in the order of the rows
+
+
+def form_of(stored: StoredTensor) -> Form | None:
+    """Return the form of a tensor's integers; None for floats."""
+    return BLOCKS[stored.dtype].form if stored.dtype in BLOCKS else None
+
+
+def kept(
+    owner: nn.Module, name: str, empty: Tensor, parts: Sequence[Part], read: ReadGroups, floats: ReadFloats
+) -> Kept | None:
+    """Return the weight of a layer; None if no part is of integers, or if the layer's weights cannot be.
+
+    name, empty, parts: the parameter's name, shape and dtype, and what fills it.
+    read, floats: read a tensor's integers, or the values of a part, in the shape and dtype of an empty tensor.
+    Raises MixedGroups if integers cannot stay together.
+    """
+    leaf = name.rpartition(".")[2]
+    if isinstance(owner, Experts):
+        matrices = PARTS[owner.activation] if leaf == "input_linear" else 1
+        return experts_kept(empty, matrices, parts, read)
+    if isinstance(owner, Linear | Embedding) and leaf == "weight":
+        return rows_kept(empty, runs_of(empty, parts), read, floats) or None
+    return None
+
+
+def runs_of(empty: Tensor, parts: Sequence[Part]) -> list[Run]:
+    """Return the runs of a weight [outputs, inputs], from the first row on.
+
+    Returns [] if no part is of integers, or if a part fills anything but consecutive whole rows.
+    """
+    inputs, views = empty.shape[1], [(piece.place(empty), (stored, piece)) for stored, piece in parts]
+    if not any(form_of(stored) for stored, _ in parts):
+        return []
+    if any(view.ndim != 2 or view.shape[1] != inputs or not view.is_contiguous() for view, _ in views):
+        return []
+    views.sort(key=lambda each: each[0].storage_offset())
+    runs = []
+    for form, group in groupby(views, key=lambda each: form_of(each[1][0])):
+        members = list(group)
+        runs.append(Run(form, sum(len(view) for view, _ in members), [part for _, part in members]))
+    return runs
+
+
+def rows_kept(
+    empty: Tensor, runs: Sequence[Run], read: ReadGroups, floats: ReadFloats
+) -> list[QuantizedWeight | Tensor]:
+    """Return the weight of each run. Raises MixedGroups."""
+    found = list[QuantizedWeight | Tensor]()
+    for run in runs:
+        if run.form is None:
+            found.append(torch.cat([floats(part, part[1].place(empty)) for part in run.parts]))
+        else:
+            groups = joined([taken(read(stored), stored.shape, piece) for stored, piece in run.parts])
+            found.append(keep(groups, empty.shape[1], empty.dtype))
+    return found
+
+
+def experts_kept(empty: Tensor, matrices: int, parts: Sequence[Part], read: ReadGroups) -> PackedExperts | None:
+    """Return the weights of experts [count, rows, inputs]; None if not all are integers of one form.
+
+    matrices: of an expert. Raises MixedGroups.
+    """
+    count, rows, inputs = empty.shape
+    forms = {form_of(stored) for stored, _ in parts}
+    if None in forms or len(forms) > 1:
+        return None
+    found = dict[int, Groups]()
+    for stored, piece in parts:
+        view = piece.place(empty)
+        if view.ndim != 3 or len(view) != count or view.shape[2] != inputs:
+            return None
+        groups = taken(read(stored), stored.shape, piece)
+        first, height = view.storage_offset() // inputs // (rows // matrices), rows // matrices
+        of_expert = view.shape[1] // height
+        for number, matrix in enumerate(groups.split(height)):
+            found[number // of_expert * matrices + first + number % of_expert] = matrix
+    return keep_experts([found[number] for number in range(count * matrices)], matrices, inputs, empty.dtype)
+
+
+class MixedGroups(Exception):
+    """The numbers of a group do not stay together in the weight, so they cannot share a scale there."""
+
+
+def taken(groups: Groups, shape: Sequence[int], piece: Piece) -> Groups:
+    """Return the part of a tensor's integers that a piece takes, as rows [.., inputs].
+
+    shape: of the tensor. Raises MixedGroups if the piece computes, or moves numbers of one group apart.
+    """
+    if piece.take is whole:
+        return groups
+    codes, scales, factors, minima, minimum_factors = (
+        None if field is None else piece.take(spread(field, groups.codes.shape[1]).view(*shape))
+        for field in groups.fields()
+    )
+    assert codes is not None and scales is not None
+    if codes.dtype != torch.int8:  # Numbers that are only moved stay integers.
+        raise MixedGroups
+    rows, form = codes.reshape(-1, codes.shape[-1]), groups.form
+    spans = (span for span in (form.span, form.span // 2, form.span // 4) if span)
+    for span in spans:
+        smaller = Form(form.bits, form.group, span, form.has_minima, form.dtype)
+        try:
+            return Groups(
+                smaller,
+                rows,
+                shared(scales, smaller.width),
+                None if factors is None else shared(factors, form.group),
+                None if minima is None else shared(minima, smaller.width),
+                None if minimum_factors is None else shared(minimum_factors, form.group),
+            )
+        except MixedGroups:
+            continue
+    raise MixedGroups
+
+
+def spread(field: Tensor, inputs: int) -> Tensor:
+    """Return a field for each input: [outputs, n] → [outputs, inputs]."""
+    return field.repeat_interleave(inputs // field.shape[1], 1)
+
+
+def shared(field: Tensor, width: int) -> Tensor:
+    """Return the value that each `width` inputs share: the reverse of `spread`. Raises MixedGroups if they differ."""
+    rows = field.reshape(-1, field.shape[-1])
+    if rows.shape[1] % width:
+        raise MixedGroups
+    groups = rows.view(len(rows), -1, width)
+    if not torch.equal(groups, groups[..., :1].expand_as(groups)):
+        raise MixedGroups
+    return groups[..., 0].contiguous()
+
+
+def joined(parts: Sequence[Groups]) -> Groups:
+    """Return the rows of several weights as one. Raises MixedGroups unless they are of the same form."""
+    if len({part.form for part in parts}) > 1:
+        raise MixedGroups
+    fields = zip(*(part.fields() for part in parts), strict=True)
+    codes, scales, *others = (
+        None if values[0] is None else torch.cat([value for value in values if value is not None]) for values in fields
+    )
+    assert codes is not None and scales is not None
+    return Groups(parts[0].form, codes, scales, *others)
+
+
+def bytes_saved_by_keeping(model: nn.Module, parts_of: dict[str, list[Part]]) -> int:
+    """Return how many bytes the weights of a model take less if integers stay integers.
+
+    parts_of: the parts that fill each parameter.
+    """
+    return sum(empty.nbytes - kept for empty, kept in sizes_kept(model, parts_of))
+
+
+def sizes_kept(model: nn.Module, parts_of: dict[str, list[Part]]) -> Iterator[tuple[Tensor, int]]:
+    """Yield (parameter, its bytes in memory) for each weight of which integers stay integers."""
+    for path, owner in model.named_modules():
+        for leaf, empty in owner.named_parameters(recurse=False):
+            parts = parts_of.get(f"{path}.{leaf}", [])
+            if isinstance(owner, Linear | Embedding) and leaf == "weight":
+                if runs := runs_of(empty, parts):
+                    yield empty, sum(run_bytes(run, empty) for run in runs)
+            elif isinstance(owner, Experts):
+                forms = {form_of(stored) for stored, _ in parts}
+                form = forms.pop() if len(forms) == 1 else None
+                if form is not None:
+                    matrices = PARTS[owner.activation] if leaf == "input_linear" else 1
+                    rows = empty.shape[1] // matrices
+                    yield empty, len(empty) * matrices * kept_bytes(rows, empty.shape[2], form)
+
+
+def run_bytes(run: Run, empty: Tensor) -> int:
+    if run.form is None:
+        return run.rows * empty.shape[1] * empty.itemsize
+    return kept_bytes(run.rows, empty.shape[1], run.form)
+
+
+def kept_bytes(outputs: int, inputs: int, form: Form) -> int:
+    """Return the bytes of a packed weight [outputs, inputs]."""
+    blocks, spans, size = shape_of(-(-outputs // BLOCK) * BLOCK, inputs, form)
+    return blocks * spans * size
