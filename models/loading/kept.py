@@ -178,24 +178,26 @@ def bytes_saved_by_keeping(model: nn.Module, parts_of: dict[str, list[Part]]) ->
 
     parts_of: the parts that fill each parameter.
     """
-    return sum(empty.nbytes - kept for empty, kept in sizes_kept(model, parts_of))
+    parameters = dict(model.named_parameters())
+    return sum(parameters[name].nbytes - size for name, size in sizes_kept(model, parts_of))
 
 
-def sizes_kept(model: nn.Module, parts_of: dict[str, list[Part]]) -> Iterator[tuple[Tensor, int]]:
-    """Yield (parameter, its bytes in memory) for each weight of which integers stay integers."""
+def sizes_kept(model: nn.Module, parts_of: dict[str, list[Part]]) -> Iterator[tuple[str, int]]:
+    """Yield (parameter, its bytes in memory) for each weight of which integers stay integers, unless groups mix."""
     for path, owner in model.named_modules():
         for leaf, empty in owner.named_parameters(recurse=False):
-            parts = parts_of.get(f"{path}.{leaf}", [])
+            name = f"{path}.{leaf}"
+            parts = parts_of.get(name, [])
             if isinstance(owner, Linear | Embedding) and leaf == "weight":
                 if runs := runs_of(empty, parts):
-                    yield empty, sum(run_bytes(run, empty) for run in runs)
+                    yield name, sum(run_bytes(run, empty) for run in runs)
             elif isinstance(owner, Experts):
                 forms = {form_of(stored) for stored, _ in parts}
                 form = forms.pop() if len(forms) == 1 else None
                 if form is not None:
                     matrices = PARTS[owner.activation] if leaf == "input_linear" else 1
                     rows = empty.shape[1] // matrices
-                    yield empty, len(empty) * matrices * kept_bytes(rows, empty.shape[2], form)
+                    yield name, len(empty) * matrices * kept_bytes(rows, empty.shape[2], form)
 
 
 def run_bytes(run: Run, empty: Tensor) -> int:
