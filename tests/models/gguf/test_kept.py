@@ -1,4 +1,4 @@
-"""GGUF files whose integers stay integers in memory: the same logits as from the dequantized weights, in less memory."""
+"""GGUF files whose integers stay integers: the same logits as from the dequantized weights, in less memory."""
 
 from itertools import cycle
 from pathlib import Path
