@@ -1,6 +1,7 @@
 """Contenders, the engines that are compared: Baton's server, Baton's bare loop (common/bare.py), and installed peers.
 
-All have the same weights. A peer is an engine of another project.
+All have the same weights. A peer is an engine of another project. The kind "gguf" is Baton's server with the GGUF file
+that llama.cpp gets.
 """
 
 import argparse
@@ -24,9 +25,11 @@ from scripts.benchmarks.peers.process import HERE, Peer
 VARIANTS = {
     "bare": ("",),
     "transformers": ("auto", "float32"),
-    "llama.cpp": ("bf16", "q8_0", "q4_0", "f32"),
+    "llama.cpp": ("bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "f32"),
+    "gguf": ("q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "bf16", "f32"),
     "openvino": ("int8", "bf16", "f32"),
 }
+BY_LLAMA_CPP = ("q4_k", "q5_k", "q6_k")  # types that only llama.cpp itself quantizes to
 STEP_TOKENS = 512
 # Limits for Baton's server, which takes most of the free memory by default: all contenders are open at once.
 MEMORY = ("--memory", "2G", "--host-memory", "512M")
@@ -134,8 +137,9 @@ class Workbench:
         """Return the reason why an entry cannot be measured, or an empty string if the entry can be measured."""
         if entry.kind in ("baton", "bare"):
             return ""
-        if python_of(entry.kind) is None:
-            return how_to_install(entry.kind)
+        peer = "llama.cpp" if entry.kind == "gguf" else entry.kind  # which converts the file
+        if python_of(peer) is None:
+            return how_to_install(peer)
         if entry.kind == "openvino" and self.config["model_type"] == "mamba2":
             return "optimum-intel exports no mamba2, so openvino is left out"
         return ""
@@ -143,7 +147,7 @@ class Workbench:
     @contextmanager
     def open(self, entry: Entry) -> Iterator[Contender]:
         """Start a contender, and stop it when the context is left."""
-        if entry.kind == "baton":
+        if entry.kind in ("baton", "gguf"):
             with self.serve(entry) as served:
                 yield served
         else:
@@ -153,7 +157,8 @@ class Workbench:
     def serve(self, entry: Entry, *more: str) -> Served:
         """Start Baton's server with the entry's options and `more`; the result is a context manager."""
         flags = ["--max-running", str(self.rows), "--step-tokens", str(STEP_TOKENS), *MEMORY, "--log-format", "json"]
-        return Served(self.checkpoint, self.threads, [*flags, *more, *entry.options], self.log(entry.name))
+        path = self.gguf(entry.variant) if entry.kind == "gguf" else self.checkpoint
+        return Served(path, self.threads, [*flags, *more, *entry.options], self.log(entry.name))
 
     def peer(self, entry: Entry) -> Peer:
         """Start a contender other than Baton's server in its own process; the result is a context manager."""
@@ -178,7 +183,10 @@ class Workbench:
         """Return the weights as a GGUF file for llama.cpp, converted on first use."""
         file = self.made / f"{kind}.gguf"
         if not file.exists():
-            self._make("llama.cpp", "write_gguf.py", file.with_suffix(".part"), kind)
+            if kind in BY_LLAMA_CPP:
+                self._make("llama.cpp", "quantize_gguf.py", self.gguf("f32"), file.with_suffix(".part"), kind)
+            else:
+                self._make("llama.cpp", "write_gguf.py", self.checkpoint, file.with_suffix(".part"), kind)
             file.with_suffix(".part").rename(file)
         return file
 
@@ -186,16 +194,16 @@ class Workbench:
         """Return a folder with the exports for OpenVINO (see peers/export_openvino.py), made on first use."""
         folder = self.made / "openvino"
         if not folder.exists():
-            self._make("openvino", "export_openvino.py", folder.with_suffix(".part"))
+            self._make("openvino", "export_openvino.py", self.checkpoint, folder.with_suffix(".part"))
             folder.with_suffix(".part").rename(folder)
         return folder
 
-    def _make(self, peer: str, script: str, target: Path, *more: str) -> None:
+    def _make(self, peer: str, script: str, source: Path, target: Path, *more: str) -> None:
         """Run a conversion script in the peer's environment. Raises RuntimeError with its stderr if it fails."""
         print(f"making {target.stem} for {peer} ...", flush=True)
         python = python_of(peer)
         assert python is not None
-        command = [python, str(HERE / script), str(self.checkpoint), str(target), *more]
+        command = [python, str(HERE / script), str(source), str(target), *more]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
         if done.returncode:
             raise RuntimeError(f"{script} failed:\n{done.stderr[-2000:]}")

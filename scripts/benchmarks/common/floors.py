@@ -23,7 +23,17 @@ from scripts.benchmarks.common.machine import Probe
 
 HEAD = "lm_head.weight"
 # Bits of one weight of a matrix. In quantized types, 32 weights share a scale of 16 bits: half a bit a weight.
-BITS = {"f32": 32.0, "bf16": 16.0, "int8": 8.5, "q8_0": 8.5, "int4": 4.5, "q4_0": 4.5}
+BITS = {
+    "f32": 32.0,
+    "bf16": 16.0,
+    "int8": 8.5,
+    "q8_0": 8.5,
+    "int4": 4.5,
+    "q4_0": 4.5,
+    "q4_k": 4.5,
+    "q5_k": 5.5,
+    "q6_k": 6.5625,
+}
 FLOATS = ("f32", "bf16")
 
 
