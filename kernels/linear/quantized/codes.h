@@ -170,5 +170,18 @@ inline floats load_halves(const uint8_t *from) {
 #endif
 }
 
+// Load LANES signed bytes as numbers.
+inline floats load_bytes(const uint8_t *from) {
+    typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+    const bytes &x = *reinterpret_cast<const bytes *>(from);
+#if defined(__AVX2__)
+    integers wide;
+    asm("vpmovsxbd %1, %0" : "=v"(wide) : "m"(x));  // GCC 12 would generate several instructions.
+    return __builtin_convertvector(wide, floats);
+#else
+    return __builtin_convertvector(__builtin_convertvector(x, integers), floats);
+#endif
+}
+
 }  // namespace
 }  // namespace baton

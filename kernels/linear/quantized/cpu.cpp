@@ -17,6 +17,7 @@ namespace baton {
 namespace {
 
 constexpr int64_t CODES_AHEAD = 8192;  // Prefetch codes this many bytes ahead of those in use.
+constexpr int SPANS_AHEAD = 2;  // Prefetch the factors of this many spans later.
 constexpr int INPUT_SUMS = 2;  // Number of the scratch buffer; moe/experts, which calls input_sums, uses 0 and 1.
 
 // Maximum rows of a tile. Each number of rows is compiled separately, so float32, which is rarely used with integer
@@ -44,81 +45,116 @@ struct Inputs {
     }
 };
 
-// The scales of a block's OUT outputs in one group, and their minima if the form has them.
+// The scales of a block's OUT outputs in the groups of one span, and their minima if the form has them.
 struct Scales {
-    floats scale[VECTORS], minimum[VECTORS];
+    alignas(LINE) float scales[MOST_SPAN][OUT], minima[MOST_SPAN][OUT];
 
-    template <class M>
-    Scales(const M &m, int64_t block, int64_t group) {
-        const Form &form = m.form;
-        const uint8_t *const span = m.span_of(block, group), *const minima = span + OUT * 2;
-        const uint8_t *const factors = (form.minimum ? minima : span) + OUT * 2 + group % form.span * OUT;
-        for (int v = 0; v < VECTORS; v++) {
-            scale[v] = numbers(form, span, v);
-            if (form.minimum) minimum[v] = numbers(form, minima, v);
-            if (form.span == 1) continue;
-            scale[v] *= signed_bytes(factors + v * LANES);
-            if (form.minimum) minimum[v] *= signed_bytes(factors + form.span * OUT + v * LANES);
+    // Read those of a span, which begin with the numbers that its groups share.
+    void read(const Form &form, const uint8_t *shared) {
+        const uint8_t *const factors = shared + OUT * 2 * (1 + form.minimum);
+        multiply(form, shared, factors, scales);
+        if (form.minimum) multiply(form, shared + OUT * 2, factors + form.span * OUT, minima);
+    }
+
+    // to [span, OUT] = shared [OUT] · factors [span, OUT], or the shared numbers if a span is one group.
+    static void multiply(const Form &form, const uint8_t *shared, const uint8_t *factors, float (*to)[OUT]) {
+        for (int v = 0; v < OUT; v += LANES) {
+            const floats number = form.half ? load_halves(shared + v * 2)
+                                            : load(reinterpret_cast<const bfloat16 *>(shared) + v);
+            if (form.span == 1)
+                put(to[0] + v, number);
+            else
+                for (int g = 0; g < form.span; g++) put(to[g] + v, number * load_bytes(factors + g * OUT + v));
         }
-    }
-
-    static floats numbers(const Form &form, const uint8_t *from, int vector) {
-        from += vector * LANES * 2;
-        return form.half ? load_halves(from) : load(reinterpret_cast<const bfloat16 *>(from));
-    }
-
-    static floats signed_bytes(const uint8_t *from) {
-        typedef int8_t bytes __attribute__((vector_size(LANES)));
-        bytes x;
-        std::memcpy(&x, from, sizeof x);
-        return __builtin_convertvector(x, floats);
-    }
-
-    // Add the sums of one group, scaled, to those of the groups before it.
-    void add(float *to, floats sum, int vector) const { put(to, load(to) + sum * scale[vector]); }
-
-    // Subtract the minima times the sum of the group's inputs.
-    void subtract(float *to, float sum_of_inputs, int vector) const {
-        put(to, load(to) - minimum[vector] * sum_of_inputs);
     }
 };
 
-// Subtract the minima of one group from the sums of the rows [from, to).
-template <class M>
-void subtract_minima(const M &m, int64_t group, int64_t from, int64_t to, float *sums, const Scales &scales) {
-    const int64_t groups = m.groups();
-    for (int64_t row = from; row < to; row++)
-        for (int v = 0; v < VECTORS; v++)
-            scales.subtract(sums + row * OUT + v * LANES, m.input_sums[row * groups + group], v);
+// The groups of a matrix, in order. codes, scale and minimum are those of the group with the number `index`.
+template <int BITS, class T>
+struct Groups {
+    const Form form;
+    const int64_t count, head_bytes, code_bytes;
+    int64_t index = 0;
+    int within = 0;  // the group's number within its span
+    const uint8_t *codes;
+    Scales of_span;
+
+    Groups(const QuantizedMatrix<BITS, T> &m, int64_t block)
+        : form(m.form), count(m.groups()), head_bytes(form.head_bytes()), code_bytes(form.code_bytes()) {
+        enter(m.block(block));
+    }
+
+    bool left() const { return index < count; }
+    const float *scale() const { return of_span.scales[within]; }
+    const float *minimum() const { return of_span.minima[within]; }
+
+    void next() {
+        index++;
+        codes += code_bytes;
+        if (++within < form.span || index == count) return;
+        within = 0;
+        enter(codes);
+    }
+
+    void enter(const uint8_t *span) {
+        if (form.span > 1)
+            for (int64_t byte = 0; byte < head_bytes; byte += LINE)
+                __builtin_prefetch(span + SPANS_AHEAD * form.span_bytes() + byte);
+        of_span.read(form, span);
+        codes = span + head_bytes;
+    }
+};
+
+// Return sum + left · right, rounded once where the target can. The compiler would round once in one tile of rows and
+// twice in another, depending on the code around.
+inline floats multiply_add(floats sum, floats left, floats right) {
+#if defined(__FMA__)
+    asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(left), "v"(right));
+    return sum;
+#else
+    return sum + left * right;
+#endif
+}
+
+// Add the sums of one group, scaled, to those of the groups before it.
+inline void add(float *to, floats sum, const float *scale) { put(to, multiply_add(load(to), sum, load(scale))); }
+
+// The same, less the minima times the sum of the row's inputs.
+inline void add(float *to, floats sum, const float *scale, const float *minimum, float sum_of_inputs) {
+    put(to, multiply_add(multiply_add(load(to), sum, load(scale)), load(minimum), splat(-sum_of_inputs)));
 }
 
 // sums [ROWS, OUT] += scales · held - minima · (sum of the inputs), where `held` are the sums of one group. m: the rows.
-template <class M, class W, int ROWS>
-__attribute__((always_inline)) inline void add_scaled(const M &m, int64_t group, float *sums, RowSums<W, ROWS> &held,
-                                                      const Scales &scales) {
-    held.each([&](floats sum, int row, int column) { scales.add(sums + row * OUT + column, sum, column / LANES); });
-    if (m.input_sums) subtract_minima(m, group, 0, ROWS, sums, scales);
+template <class M, class G, class W, int ROWS>
+__attribute__((always_inline)) inline void add_scaled(const M &m, const G &group, float *sums,
+                                                      RowSums<W, ROWS> &held) {
+    const float *const scale = group.scale(), *const minimum = group.minimum();
+    if (!m.input_sums)
+        return held.each([&](floats sum, int row, int column) { add(sums + row * OUT + column, sum, scale + column); });
+    const float *const of_inputs = m.input_sums + group.index;
+    held.each([&](floats sum, int row, int column) {
+        add(sums + row * OUT + column, sum, scale + column, minimum + column, of_inputs[row * group.count]);
+    });
 }
 
 // Compute the sums [ROWS, OUT] of one block for a single tile of rows: codes are converted to weights in registers.
 template <int BITS, class T, int ROWS>
 void multiply_few(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
     constexpr int UNIT = Codes<BITS>::UNIT, INPUTS = Step<Number<T>>::INPUTS;
-    const int group = m.form.group;
-    for (int64_t g = 0; g < m.groups(); g++) {
-        const Inputs<T, ROWS> x(m, g);
-        const Codes<BITS> codes(m.codes(block, g), group, m.form.minimum);
-        const uint8_t *next = codes.lower + CODES_AHEAD;
+    const int units = m.form.group / UNIT;
+    for (Groups<BITS, T> group(m, block); group.left(); group.next()) {
+        const Inputs<T, ROWS> x(m, group.index);
+        const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
         RowSums<Number<T>, ROWS> held;
-        for (int unit = 0; unit < group / UNIT; unit++, next += LINE) {
-            __builtin_prefetch(next);
+        for (int unit = 0; unit < units; unit++) {
+            __builtin_prefetch(codes.lower + unit * LINE + CODES_AHEAD);
             Number<T> weights[UNIT * OUT];
             codes.unpack(unit, weights);
 #pragma GCC unroll 4
             for (int input = 0; input < UNIT; input += INPUTS)
                 held.add(x.numbers + unit * UNIT + input, x.stride, weights + input * OUT, 1);
         }
-        add_scaled(m, g, sums, held, Scales(m, block, g));
+        add_scaled(m, group, sums, held);
     }
 }
 
@@ -128,33 +164,33 @@ template <int BITS, class T>
 void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
     constexpr int64_t UNIT = Codes<BITS>::UNIT, INPUTS = Step<Number<T>>::INPUTS;
     constexpr int MOST = MOST_ROWS<T>, LEAST = (MOST + 1) / 2;  // LEAST: fewest rows that a tile can have.
-    const int64_t tiles = (m.rows + MOST - 1) / MOST, group = m.form.group;
+    const int64_t tiles = (m.rows + MOST - 1) / MOST, size = m.form.group;
     alignas(LINE) Number<T> weights[MOST_GROUP * OUT];
-    for (int64_t g = 0; g < m.groups(); g++) {
-        const Codes<BITS> codes(m.codes(block, g), m.form.group, m.form.minimum);
-        const Scales scales(m, block, g);
+    for (Groups<BITS, T> group(m, block); group.left(); group.next()) {
+        const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t row = m.rows * t / tiles;
             with_rows<Number<T>, LEAST, MOST>(m.rows * (t + 1) / tiles - row, [&](auto held) {
                 const auto part = m.from_row(row, held.COUNT);
-                const Inputs<T, decltype(held)::COUNT> x(part, g);
-                if (t > 0) held.add(x.numbers, x.stride, weights, group / INPUTS);
-                for (int64_t i = 0; i < group && t == 0; i += UNIT) {
+                const Inputs<T, decltype(held)::COUNT> x(part, group.index);
+                if (t > 0) held.add(x.numbers, x.stride, weights, size / INPUTS);
+                for (int64_t i = 0; i < size && t == 0; i += UNIT) {
                     __builtin_prefetch(codes.lower + i / UNIT * LINE + CODES_AHEAD);
                     codes.unpack(static_cast<int>(i / UNIT), weights + i * OUT);
                     held.add(x.numbers + i, x.stride, weights + i * OUT, UNIT / INPUTS);
                 }
-                add_scaled(part, g, sums + row * OUT, held, scales);
+                add_scaled(part, group, sums + row * OUT, held);
             });
         }
     }
 }
 
 #if defined(__AMX_BF16__)
-// sums [rows, OUT] += scales · x · weights of one group, for tiles `tile` and, if COUNT is 2, tile + 1 of the rows.
-template <int COUNT, class M>
-void add_group(const M &m, const Inputs<bfloat16, ROWS_AT_ONCE> &x, const RowTiles &rows, int64_t tile,
-               const bfloat16 *weights, const Scales &scales, float *sums) {
+// sums [rows, OUT] += scales · x · weights - minima · (sum of x) of one group, for tiles `tile` and, if COUNT is 2,
+// tile + 1 of the rows.
+template <int COUNT, class M, class G>
+void add_group(const M &m, const G &group, const Inputs<bfloat16, ROWS_AT_ONCE> &x, const RowTiles &rows, int64_t tile,
+               const bfloat16 *weights, float *sums) {
     const TileSums<COUNT, 2> held;
     alignas(LINE) float found[COUNT * TILE_HEIGHT * OUT];
     const int64_t first = rows.first(tile), across = rows.first(tile + COUNT - 1) - first, bytes = 2 * x.stride;
@@ -162,11 +198,17 @@ void add_group(const M &m, const Inputs<bfloat16, ROWS_AT_ONCE> &x, const RowTil
     held.clear();
     held.add(left, operand(weights), m.form.group / TILE_INPUTS);
     held.store(found, OUT, rows.height * OUT);
+    const float *const scale = group.scale(), *const minimum = group.minimum();
     for (int64_t t = tile; t < tile + COUNT; t++)
         // The last tile's rows that the tile before it has too are left out.
         for (int64_t row = t * rows.height; row < rows.first(t) + rows.height; row++) {
             const float *const from = found + ((t - tile) * rows.height + row - rows.first(t)) * OUT;
-            for (int v = 0; v < VECTORS; v++) scales.add(sums + row * OUT + v * LANES, load(from + v * LANES), v);
+            float *const to = sums + row * OUT;
+            if (!m.input_sums)
+                for (int v = 0; v < OUT; v += LANES) add(to + v, load(from + v), scale + v);
+            else
+                for (int v = 0; v < OUT; v += LANES)
+                    add(to + v, load(from + v), scale + v, minimum + v, m.input_sums[row * group.count + group.index]);
         }
 }
 
@@ -178,21 +220,19 @@ void sums_in_tiles(const QuantizedMatrix<BITS, bfloat16> &m, int64_t block, floa
     const RowTiles rows(m.rows);
     registers.set_height(rows.height);
     alignas(LINE) bfloat16 weights[2][MOST_GROUP * OUT];
-    for (int64_t g = 0; g < m.groups(); g++) {
-        bfloat16 *const numbers = weights[g % 2];
-        const Codes<BITS> codes(m.codes(block, g), m.form.group, m.form.minimum);
+    for (Groups<BITS, bfloat16> group(m, block); group.left(); group.next()) {
+        bfloat16 *const numbers = weights[group.index % 2];
+        const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
         for (int unit = 0; unit < m.form.group / UNIT; unit++) {
             __builtin_prefetch(codes.lower + unit * LINE + CODES_AHEAD);
             codes.unpack(unit, numbers + unit * UNIT * OUT);
         }
-        const Inputs<bfloat16, ROWS_AT_ONCE> x(m, g);
-        const Scales scales(m, block, g);
+        const Inputs<bfloat16, ROWS_AT_ONCE> x(m, group.index);
         for (int64_t tile = 0; tile < rows.count; tile += 2)
             if (tile + 1 < rows.count)
-                add_group<2>(m, x, rows, tile, numbers, scales, sums);
+                add_group<2>(m, group, x, rows, tile, numbers, sums);
             else
-                add_group<1>(m, x, rows, tile, numbers, scales, sums);
-        if (m.input_sums) subtract_minima(m, g, 0, m.rows, sums, scales);
+                add_group<1>(m, group, x, rows, tile, numbers, sums);
     }
 }
 #endif
@@ -266,17 +306,14 @@ void look_up(const QuantizedMatrix<BITS, T> &m, const int64_t *tokens, T *y) {
     constexpr int UNIT = Codes<BITS>::UNIT;
     parallel_for(m.rows, 16, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++) {
-            const int64_t block = tokens[row] / OUT, output = tokens[row] % OUT, vector = output / LANES;
-            for (int64_t g = 0; g < m.groups(); g++) {
-                const Codes<BITS> codes(m.codes(block, g), m.form.group, m.form.minimum);
-                const Scales scales(m, block, g);
-                const float scale = scales.scale[vector][output % LANES];
-                const float minimum = m.form.minimum ? scales.minimum[vector][output % LANES] : 0.0f;
-                const int64_t first = g * m.form.group, count = std::min<int64_t>(m.form.group, m.inputs - first);
-                for (int i = 0; i < count; i++) {
-                    const int code = codes.one(i / UNIT, static_cast<int>(output), i % UNIT);
-                    put(y + row * m.inputs + first + i, scale * static_cast<float>(code) - minimum);
-                }
+            const int output = static_cast<int>(tokens[row] % OUT);
+            T *to = y + row * m.inputs;
+            for (Groups<BITS, T> group(m, tokens[row] / OUT); group.left(); group.next()) {
+                const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
+                const float scale = group.scale()[output], minimum = m.form.minimum ? group.minimum()[output] : 0.0f;
+                const int64_t count = std::min<int64_t>(m.form.group, m.inputs - group.index * m.form.group);
+                for (int i = 0; i < count; i++)
+                    put(to++, scale * static_cast<float>(codes.one(i / UNIT, output, i % UNIT)) - minimum);
             }
         }
     });

@@ -6,6 +6,7 @@
 namespace baton {
 
 constexpr int MOST_GROUP = 64;  // Maximum inputs that share a scale.
+constexpr int MOST_SPAN = 16;  // Maximum groups that share a number.
 
 // How weights are stored: kernels/linear/quantized/forms.py says what each field means.
 struct Form {
@@ -35,13 +36,10 @@ struct QuantizedMatrix {
     int64_t blocks() const { return (outputs + BLOCK_OUT - 1) / BLOCK_OUT; }
     int64_t groups() const { return (inputs + form.group - 1) / form.group; }
     int64_t spans() const { return (groups() + form.span - 1) / form.span; }
-    const uint8_t *block(int64_t index) const { return data + index * spans() * form.span_bytes(); }
-    const uint8_t *span_of(int64_t block, int64_t group) const {
-        return data + (block * spans() + group / form.span) * form.span_bytes();
+    const uint8_t *span(int64_t block, int64_t index) const {
+        return data + (block * spans() + index) * form.span_bytes();
     }
-    const uint8_t *codes(int64_t block, int64_t group) const {
-        return span_of(block, group) + form.head_bytes() + group % form.span * form.code_bytes();
-    }
+    const uint8_t *block(int64_t index) const { return span(index, 0); }
     QuantizedMatrix from_row(int64_t row, int64_t count) const {
         return with(x + row * x_stride, x_stride, count, input_sums ? input_sums + row * groups() : nullptr);
     }
