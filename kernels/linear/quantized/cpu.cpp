@@ -16,8 +16,7 @@
 namespace baton {
 namespace {
 
-constexpr int64_t CODES_AHEAD = 8192;  // Prefetch codes this many bytes ahead of those in use.
-constexpr int SPANS_AHEAD = 2;  // Prefetch the factors of this many spans later.
+constexpr int64_t AHEAD = 8192;  // Prefetch what comes at least this many bytes after what is in use.
 constexpr int INPUT_SUMS = 2;  // Number of the scratch buffer; moe/experts, which calls input_sums, uses 0 and 1.
 
 // Maximum rows of a tile. Each number of rows is compiled separately, so float32, which is rarely used with integer
@@ -74,13 +73,15 @@ template <int BITS, class T>
 struct Groups {
     const Form form;
     const int64_t count, head_bytes, code_bytes;
+    const int64_t ahead;  // bytes to a later span that is prefetched; whole spans, so that no line is left out
     int64_t index = 0;
     int within = 0;  // the group's number within its span
     const uint8_t *codes;
     Scales of_span;
 
     Groups(const QuantizedMatrix<BITS, T> &m, int64_t block)
-        : form(m.form), count(m.groups()), head_bytes(form.head_bytes()), code_bytes(form.code_bytes()) {
+        : form(m.form), count(m.groups()), head_bytes(form.head_bytes()), code_bytes(form.code_bytes()),
+          ahead((AHEAD + form.span_bytes() - 1) / form.span_bytes() * form.span_bytes()) {
         enter(m.block(block));
     }
 
@@ -97,9 +98,7 @@ struct Groups {
     }
 
     void enter(const uint8_t *span) {
-        if (form.span > 1)
-            for (int64_t byte = 0; byte < head_bytes; byte += LINE)
-                __builtin_prefetch(span + SPANS_AHEAD * form.span_bytes() + byte);
+        for (int64_t byte = 0; byte < head_bytes; byte += LINE) __builtin_prefetch(span + ahead + byte);
         of_span.read(form, span);
         codes = span + head_bytes;
     }
@@ -147,7 +146,7 @@ void multiply_few(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums)
         const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
         RowSums<Number<T>, ROWS> held;
         for (int unit = 0; unit < units; unit++) {
-            __builtin_prefetch(codes.lower + unit * LINE + CODES_AHEAD);
+            codes.prefetch(unit, group.ahead);
             Number<T> weights[UNIT * OUT];
             codes.unpack(unit, weights);
 #pragma GCC unroll 4
@@ -175,8 +174,9 @@ void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums
                 const Inputs<T, decltype(held)::COUNT> x(part, group.index);
                 if (t > 0) held.add(x.numbers, x.stride, weights, size / INPUTS);
                 for (int64_t i = 0; i < size && t == 0; i += UNIT) {
-                    __builtin_prefetch(codes.lower + i / UNIT * LINE + CODES_AHEAD);
-                    codes.unpack(static_cast<int>(i / UNIT), weights + i * OUT);
+                    const int unit = static_cast<int>(i / UNIT);
+                    codes.prefetch(unit, group.ahead);
+                    codes.unpack(unit, weights + i * OUT);
                     held.add(x.numbers + i, x.stride, weights + i * OUT, UNIT / INPUTS);
                 }
                 add_scaled(part, group, sums + row * OUT, held);
@@ -224,7 +224,7 @@ void sums_in_tiles(const QuantizedMatrix<BITS, bfloat16> &m, int64_t block, floa
         bfloat16 *const numbers = weights[group.index % 2];
         const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
         for (int unit = 0; unit < m.form.group / UNIT; unit++) {
-            __builtin_prefetch(codes.lower + unit * LINE + CODES_AHEAD);
+            codes.prefetch(unit, group.ahead);
             codes.unpack(unit, numbers + unit * UNIT * OUT);
         }
         const Inputs<bfloat16, ROWS_AT_ONCE> x(m, group.index);
