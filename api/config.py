@@ -50,7 +50,7 @@ class Config(Struct, frozen=True, kw_only=True):
     """
 
     model: Annotated[
-        str | None, MODEL, Meta(description="checkpoint folder or hub name, ORG/NAME[@REVISION] [the bundled model]")
+        str | None, MODEL, Meta(description="checkpoint folder or hub name, ORG/NAME[@REVISION] [the bundled example]")
     ] = None
     served_model_name: Annotated[
         tuple[str, ...],

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 from urllib.request import urlopen
 
+from baton.api.wiring import EXAMPLE_MODEL
 from tests.api.server_process import SERVE, ServerProcess
 from tests.test_house import PACKAGES, ROOT
 
@@ -57,6 +58,7 @@ def test_a_wheel_installs_one_package_that_serves(tmp_path: Path) -> None:
     )
     assert where.stdout.count(str(installed)) == 2
     with ServerProcess([*SERVE, "--memory", "64M"], variables=variables, folder=tmp_path) as server:
+        assert server.wait_for(EXAMPLE_MODEL)["folder"] == str(installed / "baton" / "models" / "bundled")
         assert server.wait_for("native code")["compiled"]
         with urlopen(server.url + "/", timeout=10) as page:
             assert b"<html" in page.read()
