@@ -158,7 +158,10 @@ class Config(Struct, frozen=True, kw_only=True):
     kernels: Annotated[
         Literal["native", "torch"],
         SPEED,
-        Meta(description="native: C++ on a CPU, from the wheel or compiled at the first start, and Triton on a GPU; or torch only"),
+        Meta(
+            description="native: C++ on a CPU, from the wheel or compiled at the first start, and Triton on a GPU; "
+            "or torch only"
+        ),
     ] = "native"
     threads: Annotated[
         AtLeastOne | None,
