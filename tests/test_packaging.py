@@ -70,9 +70,11 @@ def assert_serves_without_compiler(installed: Path, target: str, folder: Path) -
 
 
 def test_a_wheel_installs_one_package_that_serves(tmp_path: Path) -> None:
-    installed = tmp_path / "installed"
-    with zipfile.ZipFile(build_wheel(tmp_path)) as wheel:
+    installed, built = tmp_path / "installed", build_wheel(tmp_path, {"BATON_PREBUILD": ""})
+    assert built.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(built) as wheel:
         wheel.extractall(installed)
+    assert not (installed / PREBUILT).exists()
     assert {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")} == {"baton"}
     expected = {
         path.relative_to(ROOT)
