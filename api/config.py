@@ -50,7 +50,7 @@ class Config(Struct, frozen=True, kw_only=True):
     """
 
     model: Annotated[
-        str | None, MODEL, Meta(description="checkpoint folder or hub name, ORG/NAME[@REVISION] [the bundled model]")
+        str | None, MODEL, Meta(description="checkpoint folder or hub name, ORG/NAME[@REVISION] [the bundled example]")
     ] = None
     served_model_name: Annotated[
         tuple[str, ...],
@@ -158,7 +158,10 @@ class Config(Struct, frozen=True, kw_only=True):
     kernels: Annotated[
         Literal["native", "torch"],
         SPEED,
-        Meta(description="native: C++, compiled at the first start, on a CPU and Triton on a GPU; or torch only"),
+        Meta(
+            description="native: C++ on a CPU, from the wheel or compiled at the first start, and Triton on a GPU; "
+            "or torch only"
+        ),
     ] = "native"
     threads: Annotated[
         AtLeastOne | None,

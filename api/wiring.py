@@ -63,6 +63,7 @@ from baton.models.text.tokenizer import ModelText, load_text
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BITS = {"none": None, "int8": 8, "int4": 4}
+EXAMPLE_MODEL = "no MODEL was named, so this is the bundled example model"
 DEFAULT_MAX_MODEL_LEN = 131_072  # default of --max-model-len, unless the model's own limit is lower
 
 
@@ -70,6 +71,8 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
     """Load the model, size and allocate the pools. Raises StartError with a message for the user."""
     trace = open_trace_file(config.trace_file)
     path = Path(config.model) if config.model else bundled_model()
+    if not config.model:
+        structlog.get_logger().info(EXAMPLE_MODEL, folder=str(path), others="baton serve MODEL")
     try:
         device = enter_device(config.device)
         check_source(path)

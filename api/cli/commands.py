@@ -142,7 +142,7 @@ def parser() -> argparse.ArgumentParser:
         "serve",
         help="serve a model over HTTP",
         usage="baton serve [MODEL] [OPTION ...]",
-        description="Serve MODEL, or the bundled model, over HTTP.",
+        description="Serve MODEL over HTTP; without it, the bundled example model, which knows a small invented world.",
         epilog=f"{DEFAULTS} {NAMES} SIZE is a number of bytes, such as 512M or 4G. {VARIABLES}",
         formatter_class=HelpFormatter,
     )

@@ -34,7 +34,7 @@ def doctor(as_json: bool) -> int:
 
 
 def examine() -> dict[str, str]:
-    """Return the findings by label. Compile and install native code for that, as the server does at its start."""
+    """Return the findings by label. Prepare and install native code for that, as the server does at its start."""
     names, threads = operations(), torch.get_num_threads()
     prepared = prepare()
     prepared.install(threads)
@@ -58,13 +58,16 @@ def examine() -> dict[str, str]:
 
 def describe_compiler(prepared: Prepared) -> str:
     compiler = prepared.compiler
+    if prepared.prebuilt:
+        return "not needed: native code was installed with the wheel"
     return "none" if compiler is None else f"{' '.join(compiler.command)} ({compiler.version})"
 
 
 def describe_library(prepared: Prepared) -> str:
     if prepared.problem:
         return f"none: {prepared.problem}"
-    return f"{'compiled' if prepared.compiled else 'found in the cache'}, ready in {prepared.seconds:.2f} s"
+    origin = "installed" if prepared.prebuilt else "compiled" if prepared.compiled else "found in the cache"
+    return f"{origin}, ready in {prepared.seconds:.2f} s"
 
 
 def describe_threads(threads: int) -> str:

@@ -19,7 +19,7 @@ COST_WITHOUT_TRITON = "torch computes instead: same results, many times slower, 
 
 
 class NativeStart:
-    """The native library of a model, which a thread finds in the cache or compiles."""
+    """The native library of a model, which a thread finds in the wheel or the cache, or compiles."""
 
     def __init__(self, is_quantized: bool) -> None:
         """is_quantized: whether the model may have weights of integers."""
@@ -50,6 +50,7 @@ class NativeStart:
             "native code",
             target=prepared.target.name,
             functions=len(cpp.declared(prepared.operations)) - len(prepared.left_out),
+            prebuilt=prepared.prebuilt,
             compiled=prepared.compiled,
             seconds=round(prepared.seconds, 2),
         )

@@ -18,6 +18,8 @@ FAMILIAR = {"running": "num_requests_running", "waiting": "num_requests_waiting"
 COUNTED_BY_API = frozenset(
     {"prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "request_success"}
 )
+# Counters of the ring that are exported before their first count: an alert about an increase would miss the first one.
+FROM_ZERO = {"restarts": 0, "lease_violations": 0}
 # Name of the label for each metric of the ring that is a dictionary; "kind" for all others.
 LABELS = {
     "slots": "place",
@@ -36,6 +38,8 @@ HELP = {
     "actor_busy_seconds": "Time that an actor has spent working on the event loop.",
     "device_busy_seconds": "Time that the device has spent in steps.",
     "steps": "Steps that the device has run.",
+    "restarts": "Restarts of the four actors after an internal error.",
+    "lease_violations": "Moves of a slot that the ledger does not allow, each of which is an internal error.",
 }
 
 
@@ -114,7 +118,7 @@ class RingCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         by_kind: dict[str, dict[str, float]] = {}
-        for name, count in self._ring.counters().items():
+        for name, count in (FROM_ZERO | self._ring.counters()).items():
             name, _, kind = name.partition(":")
             if kind:
                 by_kind.setdefault(name, {})[kind] = count

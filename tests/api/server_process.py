@@ -18,8 +18,11 @@ SERVE = ("baton.api.cli", "serve", "--port", "0", "--log-format", "json")
 
 
 def is_option(variable: str) -> bool:
-    """Return whether a variable sets an option. BATON_CACHE does not: all servers of a test run share its folder."""
-    return variable.startswith("BATON_") and variable != "BATON_CACHE"
+    """Return whether a variable sets an option.
+
+    BATON_CACHE does not, because all servers of a test run share its folder; nor BATON_TARGET.
+    """
+    return variable.startswith("BATON_") and variable not in ("BATON_CACHE", "BATON_TARGET")
 
 
 class ServerProcess:

@@ -21,7 +21,16 @@ from baton.api.machine.batch import batch_limits
 from baton.api.machine.host_arena import lines_of
 from baton.api.machine.memory import free_in_container, free_memory
 from baton.api.serve import StartError
-from baton.api.wiring import build_lower_tiers, cpu_arena, load, model_length, name_states, size
+from baton.api.wiring import (
+    EXAMPLE_MODEL,
+    build_lower_tiers,
+    bundled_model,
+    cpu_arena,
+    load,
+    model_length,
+    name_states,
+    size,
+)
 from baton.kernels.runtime.triton import dot_precision, use_tf32
 from baton.models.hash import HashModel
 from baton.models.loading.checkpoint import random_model
@@ -192,3 +201,12 @@ def test_a_violation_is_logged_with_the_trace_of_the_message_that_showed_it(tmp_
         asyncio.run(scenario())
     violations = [line for line in logged if line["event"] == "lease violation"]
     assert [(line["slot"], line.get("trace_id")) for line in violations] == [(1, "a" * 32), (2, None)]
+
+
+def test_the_log_says_that_the_bundled_model_is_an_example(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    folders = {"": str(bundled_model()), str(tmp_path): None}
+    for model, folder in folders.items():
+        with structlog.testing.capture_logs() as log:
+            load(Config(model=model or None, memory=2**26, kernels="torch"), lambda done, total: None)
+        assert next((line["folder"] for line in log if line["event"] == EXAMPLE_MODEL), None) == folder

@@ -8,10 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from baton.kernels.runtime.cpp.compiler import Compiler
+from baton.kernels.runtime.cpp.cache import store
+from baton.kernels.runtime.cpp.compiler import FLAGS, Compiler
 from baton.kernels.runtime.cpp.targets import Target
 
 KERNELS = Path(__file__).parents[2]
+PREBUILT = Path(__file__).parent / "prebuilt"
+"""The folder of the libraries that a wheel brings, each with all operations for one target. Sources have none."""
 KEY = 16
 """Characters of the hash in a library's name."""
 INCLUDED = re.compile(r'#include "([\w/]+)/\w+\.h"')
@@ -50,7 +53,20 @@ def with_included(found: Mapping[str, Path], operations: Iterable[str]) -> set[s
 
 def key(compiler: Compiler, target: Target, operations: Collection[str] | None = None) -> str:
     """Return a name for the library: its target, and a hash of the compiler, the flags and all sources."""
-    digest = hashlib.sha256("\0".join([*compiler.command, compiler.version, *compiler.flags(target)]).encode())
+    return _key(target, [*compiler.command, compiler.version, *compiler.flags(target)], operations)
+
+
+def prebuilt_key(target: Target) -> str:
+    """Return a name for a wheel's library: its target, and a hash of the flags and all sources.
+
+    It does not depend on the compiler, because a machine that loads the library may have none.
+    """
+    return _key(target, [*FLAGS, *target.march], None)
+
+
+def _key(target: Target, command: Iterable[str], operations: Collection[str] | None) -> str:
+    """Return a library's name: its target, and a hash of what it is made with and from."""
+    digest = hashlib.sha256("\0".join(command).encode())
     for file in sorted([*sources(operations), *KERNELS.rglob("*.h")]):
         content = file.read_bytes()
         digest.update(f"\0{file.relative_to(KERNELS)}\0{len(content)}\0".encode() + content)
@@ -80,3 +96,10 @@ def build(
 
         objects = list(workers.map(compile_one, sources(operations)))
         compiler.run([*flags, *compiler.link_flags, *objects, "-o", str(library)])
+
+
+def build_prebuilt(compiler: Compiler, target: Target, folder: Path) -> Path:
+    """Compile all operations for a wheel into a library in `folder`, and return its path. May raise CompileError."""
+    temporary = folder / f"{target.name}.new"
+    build(compiler, target, temporary)
+    return store(temporary, prebuilt_key(target))

@@ -1,4 +1,4 @@
-"""The folder of compiled libraries, private to one user and shared by that user's processes."""
+"""The cache of compiled libraries: a folder that is private to one user and shared by that user's processes."""
 
 import hashlib
 import os
@@ -53,20 +53,33 @@ def fetch(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
     build: writes the library to the path that it is called with.
     """
     with _locked(folder):
-        for path in sorted(folder.glob(f"{key}-*.so")):
-            if path.name == _name(key, path.read_bytes()):
-                return path
-            path.unlink()
+        if (path := find(folder, key)) is not None:
+            return path
+        for damaged in folder.glob(f"{key}-*.so"):
+            damaged.unlink()
         for abandoned in folder.glob("*.new"):  # Left by a killed process: the lock lets only this process build.
             abandoned.unlink()
         temporary = folder / f"{key}.{os.getpid()}.new"
         try:
             build(temporary)
-            path = folder / _name(key, temporary.read_bytes())
-            temporary.rename(path)  # Atomic, so that a process never sees half a library.
+            return store(temporary, key)
         finally:
             temporary.unlink(missing_ok=True)
-        return path
+
+
+def find(folder: Path, key: str) -> Path | None:
+    """Return the path of the library with this key; None if the folder has none, or only a damaged one."""
+    for path in sorted(folder.glob(f"{key}-*.so")):
+        if path.name == _name(key, path.read_bytes()):
+            return path
+    return None
+
+
+def store(built: Path, key: str) -> Path:
+    """Give a new library its name, in the folder where it was built, and return its path."""
+    path = built.with_name(_name(key, built.read_bytes()))
+    built.rename(path)  # Atomic, so that a process never sees half a library.
+    return path
 
 
 def _name(key: str, content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Preparation of the native library: choice of target and compiler, look-up in the cache, compilation."""
+"""Preparation of the native library: choice of the target, look-up in the wheel and the cache, compilation."""
 
 import sys
 import time
@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from baton.kernels.runtime.cpp import library
-from baton.kernels.runtime.cpp.build import build, key
-from baton.kernels.runtime.cpp.cache import CacheError, cache_folder, fetch, open_folder
+from baton.kernels.runtime.cpp.build import PREBUILT, build, key, prebuilt_key
+from baton.kernels.runtime.cpp.cache import CacheError, cache_folder, fetch, find, open_folder
 from baton.kernels.runtime.cpp.compiler import CompileError, Compiler, find_compiler
 from baton.kernels.runtime.cpp.targets import AMX, Target, machine, targets_here
 
@@ -21,8 +21,9 @@ class Prepared:
 
     operations: Collection[str] | None = None  # folders of the operations in the library; None: all
     target: Target | None = None
-    compiler: Compiler | None = None
+    compiler: Compiler | None = None  # None if none was found, and if none was needed
     path: Path | None = None  # path of the library
+    prebuilt: bool = False  # the library was installed with the wheel
     compiled: bool = False  # the library was not in the cache, so it was compiled
     seconds: float = 0.0  # spent on finding, building, loading and checking the library
     problem: str = ""  # why torch's forms run instead; empty if native code runs
@@ -39,19 +40,22 @@ class Prepared:
             self.private.cleanup()
 
     def find(self, on_compile: Callable[["Prepared"], None]) -> None:
-        """Find the library in the cache or build it. on_compile: called before a compilation."""
+        """Find the library in the wheel or the cache, or build it. on_compile: called before a compilation."""
         with self._recorded():
             self._find(on_compile)
 
     def _find(self, on_compile: Callable[["Prepared"], None]) -> None:
-        """Choose target and compiler, and set `path`. Exceptions are recorded by the caller."""
+        """Choose the target, and set `path`. Exceptions are recorded by the caller."""
         targets = targets_here() if sys.platform != "win32" else []
         if not targets:
             self.problem = f"there is no target for this CPU ({machine()} on {sys.platform})"
             return
+        if self._use_prebuilt(targets[:1]):
+            return
         self.target, self.compiler = targets[0], find_compiler()
         if self.compiler is None:
-            self.problem = "there is no C++ compiler (CXX, c++, g++, clang++, or Zig's: pip install ziglang)"
+            if not self._use_prebuilt(targets[1:]):
+                self.problem = "there is no C++ compiler (CXX, c++, g++, clang++, or Zig's: pip install ziglang)"
             return
         folder = self._folder()
         try:
@@ -61,6 +65,15 @@ class Prepared:
                 raise
             self.target = targets[1]  # The assembler may be too old for AMX.
             self.path = self._fetch(folder, self.compiler, self.target, on_compile)
+
+    def _use_prebuilt(self, targets: list[Target]) -> bool:
+        """Set `path` to the wheel's library for the first of these targets that it has. Return whether it has one."""
+        for target in targets:
+            # A library of other sources, in a checkout that was changed after its build, has another key.
+            if (path := find(PREBUILT, prebuilt_key(target))) is not None:
+                self.target, self.path, self.prebuilt = target, path, True
+                return True
+        return False
 
     def _fetch(
         self, folder: Path, compiler: Compiler, target: Target, on_compile: Callable[["Prepared"], None]

@@ -1,7 +1,8 @@
 """Instruction sets that native code is compiled for, and which of them this CPU supports."""
 
+import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +98,19 @@ def permitted(targets: list[Target], may_use_tiles: Callable[[], bool] = may_use
     return [target for target in targets if not target.needs >= AMX]
 
 
+def chosen(targets: list[Target], environment: Mapping[str, str] = os.environ) -> list[Target]:
+    """Return the targets from the one on that BATON_TARGET names, or all if it is not set.
+
+    Raises ValueError if it names none of them.
+    """
+    name, names = environment.get("BATON_TARGET"), [target.name for target in targets]
+    if not name:
+        return targets
+    if name not in names:
+        raise ValueError(f"BATON_TARGET: expected {', '.join(names) or 'nothing'} on this CPU, not {name!r}")
+    return targets[names.index(name) :]
+
+
 def targets_here() -> list[Target]:
-    """Return the targets that this process can run, the best first."""
-    return permitted(usable_targets(machine(), cpu_features()))
+    """Return the targets that this process can run and may use, the best first. Raises ValueError as `chosen` does."""
+    return chosen(permitted(usable_targets(machine(), cpu_features())))

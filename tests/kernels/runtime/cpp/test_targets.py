@@ -4,7 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from baton.kernels.runtime.cpp.targets import AMX, TARGETS, V2, V3, V4, V4_BF16, cpu_features, permitted, usable_targets
+from baton.kernels.runtime.cpp.targets import (
+    AMX,
+    TARGETS,
+    V2,
+    V3,
+    V4,
+    V4_BF16,
+    chosen,
+    cpu_features,
+    permitted,
+    usable_targets,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +49,14 @@ def test_a_target_with_tiles_needs_the_system_s_permission() -> None:
 def test_permission_is_only_asked_for_if_there_are_tiles() -> None:
     without = usable_targets("x86_64", V4_BF16)
     assert permitted(without, lambda: pytest.fail("asked")) == without
+
+
+def test_a_variable_chooses_a_target_that_the_cpu_has() -> None:
+    usable = usable_targets("x86_64", V4)
+    assert chosen(usable, {}) == chosen(usable, {"BATON_TARGET": ""}) == usable
+    assert [target.name for target in chosen(usable, {"BATON_TARGET": "x86-64-v3"})] == ["x86-64-v3", "x86-64-v2"]
+    with pytest.raises(ValueError, match="BATON_TARGET: expected x86-64-v4, x86-64-v3, x86-64-v2 on this CPU"):
+        chosen(usable, {"BATON_TARGET": "x86-64-v4-bf16"})
 
 
 def test_features_are_those_that_every_processor_has(tmp_path: Path) -> None:
