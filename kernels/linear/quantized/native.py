@@ -53,26 +53,26 @@ def packed(groups: Groups) -> Tensor:
 
 def packed_codes(codes: Tensor, form: Form) -> Tensor:
     """Pack codes, int8 [blocks, groups, BLOCK, form.group]: uint8 [blocks, groups, bytes]."""
-    blocks, count = codes.shape[:2]
     if form.bits == 8:
-        return codes.reshape(blocks, count, BLOCK, -1, 2).transpose(2, 3).reshape(blocks, count, -1).view(torch.uint8)
-    # [blocks, groups, unit, output of a half, input of a pair, pair, half of the outputs]: the last two are fields.
-    parts = (codes + form.zero).view(torch.uint8).reshape(blocks, count, 2, BLOCK // 2, form.group // 4, 2, 2)
-    fields = parts.permute(0, 1, 4, 3, 6, 5, 2).reshape(blocks, count, -1, BLOCK, 4)
-    units = joined(fields & 15, 4)
-    upper = form.bits - 4
-    if not upper:
+        return codes.contiguous().view(torch.int16).transpose(2, 3).contiguous().view(torch.uint8).flatten(2)
+    first, second = (codes + form.zero).view(torch.uint8).chunk(2, 2)  # the halves of the outputs
+    lower = (first & 15) | (second << 4)
+    units = middle_swapped(lower.contiguous().view(torch.int32)).transpose(2, 3).contiguous().view(torch.uint8)
+    if form.bits == 4:
         return units.flatten(2)
-    in_line = 4 // upper  # units that share a line of upper bits
-    lines = (fields >> 4).view(blocks, count, -1, in_line, BLOCK, 4).transpose(3, 4).flatten(4)
-    return torch.cat([units.flatten(2), joined(lines, upper).flatten(2)], dim=2)
+    upper = form.bits - 4
+    # [blocks, groups, output of a half, unit, pair, input]: a unit's fields of each output and input are joined.
+    both = ((first >> 4) | (second >> 4 << upper)).unflatten(3, (-1, 2, 2))
+    fields = both[..., 0, :] | both[..., 1, :] << 2 * upper
+    if upper == 1:
+        fields = fields[:, :, :, ::2] | fields[:, :, :, 1::2] << 4
+    lines = fields.unflatten(3, (-1, 2)).permute(0, 1, 3, 2, 5, 4)  # [.., line, output, input, byte of a word]
+    return torch.cat([units.flatten(2), lines.flatten(2)], dim=2)
 
 
-def joined(fields: Tensor, bits: int) -> Tensor:
-    """Join the last dimension, 16 / bits fields of words of 16 bits, the lowest bits first: uint8 [.., 2·words]."""
-    shifts = torch.arange(0, 16, bits, dtype=torch.int32, device=fields.device)
-    words = (fields.int() << shifts).sum(-1, dtype=torch.int32)
-    return torch.stack([words & 255, words >> 8], dim=-1).to(torch.uint8)
+def middle_swapped(words: Tensor) -> Tensor:
+    """Return words of 32 bits with their second and third byte swapped, so that those of an input are neighbours."""
+    return (words & -0xFFFF01) | ((words & 0xFF00) << 8) | ((words >> 8) & 0xFF00)
 
 
 def linear(x: Tensor, data: Tensor, form: Form, outputs: int, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
