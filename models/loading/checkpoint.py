@@ -30,7 +30,7 @@ from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.filling import PACKED, Progress, assign, fill, parts_of
 from baton.models.loading.kept import bytes_saved_by_keeping
 from baton.models.loading.matching import match
-from baton.models.loading.quantization import pair_scales, read_quantization
+from baton.models.loading.quantization import compose, read_quantization
 from baton.models.loading.shards import find_shards, read_headers
 from baton.models.loading.source import check_source, read_source_config
 
@@ -89,8 +89,7 @@ def load_model(
     if on_headless is not None:
         try:
             headers = read_headers(find_shards(path)) if family.can_have_head else []
-            stored, scaled = pair_scales(headers, read_quantization(path, config))
-            config = heads.with_head(stored, config, family, scaled)
+            config = heads.with_head(compose(headers, read_quantization(path, config)), config, family)
         except ModelError as error:
             on_headless(error)
     model = build_model(family, config, dtype or checkpoint_dtype(path, config), state_dtype)

@@ -110,7 +110,7 @@ def test_every_reason_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = tmp_path / "copy"
     shutil.copytree(BUNDLED, path)
     values = json.loads((path / "config.json").read_text())
-    values.update(hidden_act="gelu", quantization_config={"quant_method": "gptq"})
+    values.update(hidden_act="gelu", quantization_config={"quant_method": "hqq"})
     (path / "config.json").write_text(json.dumps(values))
     (path / "tokenizer.json").write_text("{")
     shard = path / "model.safetensors"
@@ -120,7 +120,7 @@ def test_every_reason_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[
     for reason in (
         "is cut short",
         "not a tokenizer",
-        "'gptq' is not supported",
+        "'hqq' is not supported",
         "hidden_act = 'gelu' is not supported",
     ):
         assert [reason in message for message in refused].count(True) == 1, reason
@@ -138,7 +138,8 @@ def test_the_memory_of_fp8_weights(tmp_path: Path) -> None:
     path = copied(BUNDLED, tmp_path / "copy")
     quantize(path, FORMATS["fp8 by block"])
     found, plain = look(path), look(BUNDLED)
-    assert (found.quantization, found.refused) == ("FP8 (fp8)", [])
+    assert (found.quantization, found.refused) == ("fp8", [])
+    assert found.quantized == {"FP8": 38} and found.unquantized == {"model.embed_tokens.weight": 1}
     assert found.weights_in_memory == plain.weights_in_memory
     assert set(found.weights_on_disk) == {"F32", "F8_E4M3", "BF16"}
     assert sum(found.weights_on_disk.values()) < 0.5 * sum(plain.weights_on_disk.values())

@@ -14,7 +14,7 @@ from baton.models.config import ModelError, read_config
 from baton.models.family import Family
 from baton.models.loading.checkpoint import find_family
 from baton.models.loading.matching import match
-from baton.models.loading.quantization import pair_scales, read_quantization
+from baton.models.loading.quantization import compose, read_quantization
 from baton.models.loading.shards import StoredTensor
 from tests.models.configurations import bamba, falcon_h1, granitemoehybrid, kimi_linear, lfm2, mamba2, nemotron_h, qwen
 from tests.models.configurations.published import Published, Shapes
@@ -95,6 +95,6 @@ def test_every_tensor_of_fp8_files_is_accounted_for(name: str, way: dict[str, An
     config = read_config(tmp_path)
     there = in_fp8(published.tensors, way is BLOCKS)
     assert sum(tensor.dtype == "F8_E4M3" for tensor in there) > len(published.tensors) / 3
-    weights, scaled = pair_scales(there, read_quantization(tmp_path, config))
-    fillings, _ = match(weights, dict(model.named_parameters()), family, config, scaled)
+    weights = compose(there, read_quantization(tmp_path, config))
+    fillings, _ = match(weights, dict(model.named_parameters()), family, config)
     assert {tensor.name for tensor, _ in fillings} == published.tensors.keys()

@@ -19,7 +19,8 @@ from baton.models.gguf.blocks import BLOCKS
 from baton.models.layers.linear import Linear
 from baton.models.loading.checkpoint import build_model, find_family, load_model
 from baton.models.loading.filling import parts_of
-from baton.models.loading.kept import MixedGroups, sizes_kept, taken
+from baton.models.loading.formats.composed import MixedGroups
+from baton.models.loading.kept import sizes_kept, taken
 from baton.models.loading.matching import match
 from baton.models.loading.shards import read_headers
 from baton.models.loading.source import read_source_config
