@@ -42,7 +42,7 @@ def fill(
     """Fill the model's empty parameters from the folder or GGUF file `path`.
 
     on_progress, bits: see load_model.
-    at_once: whether a weight is packed as soon as it is read. Only then, integers of a GGUF file can stay integers.
+    at_once: whether a weight is packed as soon as it is read. Only then, integers of the files can stay integers.
     Raises ModelError for tensors that are missing, surplus, misshapen or not finite.
     """
     parameters = dict(model.named_parameters())

@@ -99,14 +99,14 @@ def experts_kept(empty: Tensor, matrices: int, parts: Sequence[Part], read: Read
     forms = {form_of(stored) for stored, _ in parts}
     if None in forms or len(forms) > 1:
         return None
-    found = dict[int, Groups]()
+    found, height = dict[int, Groups](), rows // matrices
     for stored, piece in parts:
         view = piece.place(empty)
-        if view.ndim != 3 or len(view) != count or view.shape[2] != inputs:
+        view = view.unsqueeze(0) if view.ndim == 2 else view  # A tensor of one expert, or of all.
+        if view.ndim != 3 or view.shape[2] != inputs or view.shape[1] % height:
             return None
         groups = taken(read(stored), stored.shape, piece)
-        first, height = view.storage_offset() // inputs // (rows // matrices), rows // matrices
-        of_expert = view.shape[1] // height
+        first, of_expert = view.storage_offset() // inputs // height, view.shape[1] // height
         for number, matrix in enumerate(groups.split(height)):
             found[number // of_expert * matrices + first + number % of_expert] = matrix
     return keep_experts([found[number] for number in range(count * matrices)], matrices, inputs, empty.dtype)
