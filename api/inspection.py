@@ -291,7 +291,7 @@ def lines(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "positions", f"{found.positions:,}"
     if found.quantization is not None:
         counts = ", ".join(f"{count} {name}" for name, count in found.quantized.items())
-        how = "integers stay" if AS_IN_FILE in found.weights_in_memory else "dequantized on reading"
+        how = "integers stay where they can" if found.loaded_as == AS_IN_FILE else "dequantized on reading"
         yield "quantization", f"{found.quantization}: {counts or 'no'} weights, {how}"
         if found.unquantized:
             yield "not quantized", ", ".join(f"{count} {name}" for name, count in found.unquantized.items())

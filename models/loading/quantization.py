@@ -22,7 +22,7 @@ OF_ACTIVATIONS = (
 )  # fmt: skip
 MIXED = "mixed-precision"
 """The format of compressed-tensors for files in which each group of layers has its own."""
-FIXED_BITS = {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", None}
+ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", None)
 """The supported algorithms of modelopt. Without one, its settings concern only the KV cache."""
 SUPPORTED = (
     "supported are float32 and bfloat16 weights, FP8 (e4m3, of modelopt, compressed-tensors and fp8), int4 and int8 of "
@@ -96,8 +96,8 @@ def _hf_quant_config(path: Path) -> dict[str, Any] | None:
 def _modelopt(values: Mapping[str, Any]) -> tuple[Find, ...]:
     values = values.get("quantization") or values
     layers = _objects(values, "quantized_layers")
-    algorithms = {layer.get("quant_algo") for layer in layers} or {values.get("quant_algo")}
-    refused = sorted(str(algorithm) for algorithm in algorithms - FIXED_BITS)
+    algorithms = [layer.get("quant_algo") for layer in layers] or [values.get("quant_algo")]
+    refused = sorted({str(algorithm) for algorithm in algorithms if algorithm not in ALGORITHMS})
     if refused:
         raise ModelError(f"modelopt's quant_algo {listed(refused)} is not supported: {SUPPORTED}")
     return (fp8(None), find_modelopt) if "NVFP4" in algorithms else (fp8(None),)

@@ -15,7 +15,7 @@ from baton.actors.forward.streams import CpuStream
 from baton.actors.runtime.sizing import count_active_parameters, count_parameters, weight_bytes
 from baton.api import cli
 from baton.api.config import Config
-from baton.api.inspection import Inspection, examine
+from baton.api.inspection import AS_IN_FILE, Inspection, examine, lines
 from baton.api.machine import memory
 from baton.api.machine.batch import batch_limits
 from baton.api.serve import StartError
@@ -25,6 +25,7 @@ from baton.models.families import granitemoehybrid
 from baton.models.loading.checkpoint import load_model
 from baton.models.loading.shards import MappedShards
 from tests.models.configurations.nemotron_h import PUBLISHED
+from tests.models.loading.formats.writing import WAYS, quantize as write_quantized
 from tests.models.loading.test_fp8 import FORMATS, quantize
 from tests.models.loading.test_loading import copied
 from tests.models.oracle import Oracle, running_oracle
@@ -143,6 +144,33 @@ def test_the_memory_of_fp8_weights(tmp_path: Path) -> None:
     assert found.weights_in_memory == plain.weights_in_memory
     assert set(found.weights_on_disk) == {"F32", "F8_E4M3", "BF16"}
     assert sum(found.weights_on_disk.values()) < 0.5 * sum(plain.weights_on_disk.values())
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+@pytest.mark.parametrize(
+    ("way", "method", "quantized", "loaded_as"),
+    [
+        ("awq", "awq", {"AWQ int4": 33}, AS_IN_FILE),
+        ("gptq, 8 bits", "gptq", {"GPTQ int8": 33}, "float32"),
+        ("packed, 8 bits", "compressed-tensors", {"int8": 38}, AS_IN_FILE),
+        ("nvfp4 of modelopt", "modelopt", {"NVFP4": 38}, "float32"),
+        ("mxfp4 of compressed-tensors", "compressed-tensors", {"MXFP4": 38}, "float32"),
+        ("nf4, nested", "bitsandbytes", {"NF4": 38}, "float32"),
+    ],
+)
+def test_quantized_weights_are_counted_by_format(
+    tmp_path: Path, way: str, method: str, quantized: dict[str, int], loaded_as: str
+) -> None:
+    path = copied(BUNDLED, tmp_path / "copy")
+    write_quantized(path, WAYS[way])
+    found, plain = look(path), look(BUNDLED)
+    assert (found.quantization, found.quantized, found.refused) == (method, quantized, [])
+    assert found.unquantized["model.embed_tokens.weight"] == 1
+    assert sum(found.unquantized.values()) + sum(quantized.values()) == 39
+    assert (found.loaded_as, found.parameters) == (loaded_as, plain.parameters)
+    text = dict(lines(found))
+    assert text["quantization"].startswith(f"{method}: {sum(quantized.values())} {next(iter(quantized))} weights, ")
+    assert "1 model.embed_tokens.weight" in text["not quantized"]
 
 
 @pytest.mark.parametrize(

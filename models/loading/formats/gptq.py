@@ -82,7 +82,7 @@ class Gptq:
         check_shape(scales, (groups, outputs))
         check_shape(zeros, (groups, columns))
         sources = [words, zeros, scales]
-        if f"{path}.g_idx" in pool:
+        if self.is_ordered or f"{path}.g_idx" in pool:
             order = companion(pool, words, f"{path}.g_idx", ["I32", "I64"])
             check_shape(order, (inputs,))
             sources.append(order)
@@ -106,7 +106,7 @@ def read_gptq(values: Mapping[str, Any], supported: str) -> Gptq:
     group = values.get("group_size", 128)
     if layout not in ("gptq", "gptq_v2"):
         raise ModelError(f"GPTQ's checkpoint_format {layout!r} is not supported: {supported}")
-    if bits not in ONES:
+    if bits not in tuple(ONES):
         raise ModelError(f"GPTQ of {bits!r} bits is not supported: {supported}")
     if not isinstance(group, int) or (group < 1 and group != -1):
         raise ModelError(f"quantization_config: group_size should be above 0 or -1, not {group!r}")
