@@ -153,15 +153,15 @@ def read_model(
     """
     bits, headless = BITS[config.quantize], list[str]()
     native = start_native(config, device, bits is not None or may_keep_integers(path, device))
-    unpacked = 0  # bytes of the weights if no integers of a file stay integers
+    unpacked = spared = 0  # bytes of the weights if no integers of the files stay integers; what these save
 
     def on_headless(why: ModelError) -> None:
         headless.extend(explain_headless(config, why))
 
     def check(model: Model) -> None:
-        nonlocal unpacked
-        unpacked = weight_bytes(model)
-        check_room(unpacked - saved(model, path, bits, native is not None), device)
+        nonlocal unpacked, spared
+        unpacked, spared = weight_bytes(model), saved(model, path, bits, native is not None)
+        check_room(unpacked - spared, device)
         model_length(config, model)
         if native:
             native.begin(model)
@@ -171,7 +171,7 @@ def read_model(
     def prepare() -> None:
         if native:
             native.finish()
-        if bits is None and not keeps(weight_dtype(config, path), device):
+        if spared and bits is None and not keeps(weight_dtype(config, path), device):
             check_room(unpacked, device)
 
     try:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from baton.models.loading import heads
 from baton.models.loading.architectures.translation import translated
 from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.filling import PACKED, Progress, assign, fill, parts_of
-from baton.models.loading.kept import bytes_saved_by_keeping, form_of
+from baton.models.loading.kept import bytes_saved_by_keeping
 from baton.models.loading.matching import match
 from baton.models.loading.quantization import compose, read_quantization
 from baton.models.loading.shards import StoredTensor, find_shards, read_headers
@@ -114,14 +113,15 @@ def read_stored(path: Path, config: ModelConfig) -> list[StoredTensor]:
 
 
 def may_keep_integers(path: Path, device: torch.device) -> bool:
-    """Return whether files have integers that stay integers if native code computes."""
+    """Return whether integers of the files may stay integers if native code computes. Headers are not read.
+
+    Raises ModelError if `path` is no checkpoint, or for a quantization that is not supported.
+    """
+    check_source(path)
     if path.suffix == SUFFIX:
         return True
-    with suppress(ModelError):  # Files that cannot be read are reported when they are loaded.
-        config = read_source_config(path)
-        is_quantized = device.type == "cpu" and read_quantization(path, config) is not None
-        return is_quantized and any(form_of(stored) for stored in read_stored(path, config))
-    return False
+    quantization = read_quantization(path, read_source_config(path)) if device.type == "cpu" else None
+    return quantization is not None and quantization.may_keep
 
 
 def saved_by_file(path: Path, model: nn.Module) -> int:

@@ -38,6 +38,7 @@ class Quantization:
 
     method: str  # the method's name in config.json
     finds: tuple[Find, ...]
+    may_keep: bool = False  # whether integers may have a form in memory; headers say which ones do
 
 
 def read_quantization(path: Path, config: ModelConfig) -> Quantization | None:
@@ -53,7 +54,7 @@ def read_quantization(path: Path, config: ModelConfig) -> Quantization | None:
     method = str(values.get("quant_method"))
     if method not in READERS:
         raise ModelError(f"quantization_config {method!r} is not supported: {SUPPORTED}")
-    return Quantization(method, READERS[method](values))
+    return READERS[method](values)
 
 
 def compose(stored: list[StoredTensor], quantization: Quantization | None) -> list[StoredTensor]:
@@ -93,23 +94,23 @@ def _hf_quant_config(path: Path) -> dict[str, Any] | None:
         raise ModelError(f"{file} does not say how the weights are quantized: {error!r}") from None
 
 
-def _modelopt(values: Mapping[str, Any]) -> tuple[Find, ...]:
+def _modelopt(values: Mapping[str, Any]) -> Quantization:
     values = values.get("quantization") or values
     layers = _objects(values, "quantized_layers")
     algorithms = [layer.get("quant_algo") for layer in layers] or [values.get("quant_algo")]
     refused = sorted({str(algorithm) for algorithm in algorithms if algorithm not in ALGORITHMS})
     if refused:
         raise ModelError(f"modelopt's quant_algo {listed(refused)} is not supported: {SUPPORTED}")
-    return (fp8(None), find_modelopt) if "NVFP4" in algorithms else (fp8(None),)
+    return Quantization("modelopt", (fp8(None), find_modelopt) if "NVFP4" in algorithms else (fp8(None),))
 
 
-def _block_scaled(values: Mapping[str, Any]) -> tuple[Find, ...]:
+def _block_scaled(values: Mapping[str, Any]) -> Quantization:
     if values.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise ModelError(f"quantization_config 'fp8' of fmt {values['fmt']!r} is not supported: {SUPPORTED}")
-    return (fp8(_block(values.get("weight_block_size"))),)
+    return Quantization("fp8", (fp8(_block(values.get("weight_block_size"))),))
 
 
-def _compressed(values: Mapping[str, Any]) -> tuple[Find, ...]:
+def _compressed(values: Mapping[str, Any]) -> Quantization:
     groups = _objects(values, "config_groups")
     general = values.get("format")
     formats = [str(general if general != MIXED else group.get("format")) for group in groups] or [str(general)]
@@ -126,25 +127,35 @@ def _compressed(values: Mapping[str, Any]) -> tuple[Find, ...]:
     if len(blocks) > 1:
         different = sorted(map(str, blocks))
         raise ModelError(f"compressed-tensors' weights should all have the same block_structure, not {different}")
-    return fp8(blocks.pop() if blocks else None), find_compressed, Compressed(tuple(schemes)).find
+    finds = fp8(blocks.pop() if blocks else None), find_compressed, Compressed(tuple(schemes)).find
+    return Quantization("compressed-tensors", finds, may_keep=bool(schemes))
 
 
-def _bitsandbytes(values: Mapping[str, Any]) -> tuple[Find, ...]:
+def _awq(values: Mapping[str, Any]) -> Quantization:
+    return Quantization("awq", (read_awq(values, SUPPORTED).find,), may_keep=True)
+
+
+def _gptq(values: Mapping[str, Any]) -> Quantization:
+    settings = read_gptq(values, SUPPORTED)
+    return Quantization("gptq", (settings.find,), may_keep=not settings.is_ordered)
+
+
+def _bitsandbytes(values: Mapping[str, Any]) -> Quantization:
     check_bitsandbytes(values, SUPPORTED)
-    return (find_codes,)
+    return Quantization("bitsandbytes", (find_codes,))
 
 
-READERS: dict[str, Callable[[Mapping[str, Any]], tuple[Find, ...]]] = {
+READERS: dict[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,
     "fp8": _block_scaled,
     "compressed-tensors": _compressed,
-    "awq": lambda values: (read_awq(values, SUPPORTED).find,),
-    "gptq": lambda values: (read_gptq(values, SUPPORTED).find,),
-    "mxfp4": lambda values: (find_blocks,),
+    "awq": _awq,
+    "gptq": _gptq,
+    "mxfp4": lambda values: Quantization("mxfp4", (find_blocks,)),
     "bitsandbytes": _bitsandbytes,
 }
-"""Readers of settings by quant_method. Each returns what finds the weights of its formats."""
+"""Readers of settings by quant_method."""
 
 
 def _objects(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

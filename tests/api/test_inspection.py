@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from baton.actors.forward.streams import CpuStream
@@ -171,6 +172,18 @@ def test_quantized_weights_are_counted_by_format(
     text = dict(lines(found))
     assert text["quantization"].startswith(f"{method}: {sum(quantized.values())} {next(iter(quantized))} weights, ")
     assert "1 model.embed_tokens.weight" in text["not quantized"]
+
+
+def test_integers_of_the_files_need_less_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = copied(BUNDLED, tmp_path / "copy")
+    write_quantized(path, WAYS["awq"])
+    config = Config(model=str(path), memory=2**24, host_memory=0)
+    size = examine(config).weights_in_memory
+    monkeypatch.setattr(memory, "free_memory", lambda device: (size["float32"] + size[AS_IN_FILE]) // 2)
+    with pytest.raises(StartError, match="the weights take "):
+        load(replace(config, kernels="torch"), lambda done, total: None)
+    load(config, lambda done, total: None)
+    assert not any(reason.startswith("the weights take ") for reason in examine(config).refused)
 
 
 @pytest.mark.parametrize(
