@@ -178,7 +178,7 @@ def examine_quantization(
         if quantization is not None and (quantized or not stored):
             found.quantization = quantization.method
             found.quantized = dict(Counter(weight.dtype for weight in quantized))
-            floats = [weight.name for weight in weights if weight not in quantized and is_matrix(weight)]
+            floats = [weight.name for weight in weights if not isinstance(weight, Composed) and is_matrix(weight)]
             found.unquantized = dict(Counter(re.sub(r"\.\d+(?=\.)", ".*", name) for name in floats))
         return weights
     return []

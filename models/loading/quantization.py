@@ -24,6 +24,8 @@ MIXED = "mixed-precision"
 """The format of compressed-tensors for files in which each group of layers has its own."""
 ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", None)
 """The supported algorithms of modelopt. Without one, its settings concern only the KV cache."""
+KINDS = {"float4": "NVFP4", "float8": "FP8"}
+"""modelopt's algorithms by the type and bits of a group of layers."""
 SUPPORTED = (
     "supported are float32 and bfloat16 weights, FP8 (e4m3, of modelopt, compressed-tensors and fp8), int4 and int8 of "
     "compressed-tensors, AWQ (gemm), GPTQ of 4 and 8 bits, NVFP4, MXFP4, and NF4 and FP4 of bitsandbytes"
@@ -96,8 +98,11 @@ def _hf_quant_config(path: Path) -> dict[str, Any] | None:
 
 def _modelopt(values: Mapping[str, Any]) -> Quantization:
     values = values.get("quantization") or values
-    layers = _objects(values, "quantized_layers")
-    algorithms = [layer.get("quant_algo") for layer in layers] or [values.get("quant_algo")]
+    algorithms = [layer.get("quant_algo") for layer in _objects(values, "quantized_layers")]
+    if not algorithms and values.get("quant_algo") == "MIXED_PRECISION":
+        weights = [_object(group, "weights") for group in _objects(values, "config_groups")]
+        algorithms = [KINDS.get(f"{each.get('type')}{each.get('num_bits')}", "MIXED_PRECISION") for each in weights]
+    algorithms = algorithms or [values.get("quant_algo")]
     refused = sorted({str(algorithm) for algorithm in algorithms if algorithm not in ALGORITHMS})
     if refused:
         raise ModelError(f"modelopt's quant_algo {listed(refused)} is not supported: {SUPPORTED}")
