@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from baton.models.config import ModelError
@@ -16,7 +17,6 @@ from baton.models.loading.formats.composed import (
     check_matrix,
     check_shape,
     companion,
-    unpacked,
 )
 from baton.models.loading.formats.grouped import GroupedIntegers, form_of_integers
 from baton.models.loading.shards import StoredTensor
@@ -41,7 +41,11 @@ class AwqIntegers(GroupedIntegers):
 
 def _by_output(words: Tensor) -> Tensor:
     """Return the integers in words [n, outputs / 8]: uint8 [outputs, n]."""
-    return unpacked(words, 4).view(*words.shape, 8)[..., list(PLACES)].flatten(1).t().contiguous()
+    by_word = words.t().contiguous()
+    codes = torch.empty(len(by_word), 8, by_word.shape[1], dtype=torch.uint8)
+    for output, place in enumerate(PLACES):
+        codes[:, output] = by_word >> 4 * place & 15
+    return codes.flatten(0, 1)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from baton.models.config import ModelError
-from baton.models.loading.formats.composed import Composed, Misfit, Pool, Read, bytes_in, check_shape, companion
+from baton.models.loading.formats.composed import (
+    Composed,
+    Misfit,
+    Pool,
+    Read,
+    bytes_in,
+    check_shape,
+    companion,
+    looked_up,
+)
 from baton.models.loading.shards import StoredTensor
 
 STATE = ".quant_state.bitsandbytes__"
@@ -48,7 +57,7 @@ class TableCodes(Composed):
             part = packed[at // 2 : (at + step) // 2]
             codes = torch.stack([part >> 4, part & 15], dim=-1).flatten()[: count - at]
             blocks = sizes[at // size :][:AT_ONCE].repeat_interleave(size)[: len(codes)]
-            result[at : at + step] = table[codes.int()].mul_(blocks)
+            result[at : at + step] = looked_up(table, codes).mul_(blocks)
         return result.view(self.shape)
 
     def _sizes(self, read: Read, settings: BlockSettings) -> Tensor:
@@ -58,7 +67,7 @@ class TableCodes(Composed):
             return sizes.float()
         of_sizes, table = read(self.sources[4]).float().flatten(), read(self.sources[5]).float()
         each = of_sizes.repeat_interleave(settings.nested_size)[: len(sizes)]
-        return table[sizes.int()].mul_(each).add_(settings.offset)
+        return looked_up(table, sizes).mul_(each).add_(settings.offset)
 
 
 def find_codes(packed: StoredTensor, pool: Pool) -> TableCodes | None:

@@ -84,6 +84,11 @@ def nibbles(packed: Tensor) -> Tensor:
     return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
 
 
+def looked_up(table: Tensor, codes: Tensor) -> Tensor:
+    """Return the number of each code: [n]. This is several times as fast as indexing."""
+    return table.index_select(0, codes.flatten().int())
+
+
 def parts_of_rows(count: int) -> Iterator[slice]:
     """Yield slices of a few rows each, so that their temporary numbers take little memory."""
     for at in range(0, count, ROWS_AT_ONCE):

@@ -14,6 +14,7 @@ from baton.models.loading.formats.composed import (
     bytes_in,
     check_shape,
     companion,
+    looked_up,
     nibbles,
     parts_of_rows,
 )
@@ -44,7 +45,7 @@ class FourBitFloats(Composed):
         shared = read(self.sources[2]).float().reshape(()) if len(self.sources) == 3 else None
         result = torch.empty(len(packed), inputs, dtype=dtype)
         for rows in parts_of_rows(len(packed)):
-            numbers = E2M1[nibbles(packed[rows]).int()].view(-1, scales.shape[1], inputs // scales.shape[1])
+            numbers = looked_up(E2M1, nibbles(packed[rows])).view(-1, scales.shape[1], inputs // scales.shape[1])
             result[rows] = numbers.mul_(self._scales(scales[rows], shared).unsqueeze(2)).flatten(1)
         return result.view(self.shape)
 

@@ -33,7 +33,7 @@ class GptqIntegers(GroupedIntegers):
     is_less_one: bool  # whether zeros are stored less one
 
     def codes(self, read: Read) -> Tensor:
-        return unpacked(read(self.sources[0]).t(), self.bits)
+        return unpacked(read(self.sources[0]).t().contiguous(), self.bits)
 
     def zeros(self, read: Read) -> Tensor:
         words = read(self.sources[1])

@@ -41,20 +41,32 @@ class GroupedIntegers(Composed):
         return None
 
     def values(self, read: Read, dtype: torch.dtype) -> Tensor:
-        codes, zeros, scales, order = self.codes(read), self.zeros(read), self.scales(read), self.order(read)
+        codes, zeros, scales, order = self.codes(read), self.zeros(read), self.scales(read), self._other_order(read)
         outputs, inputs = self.shape
-        of_input = torch.arange(inputs) // self.group if order is None else order
         result = torch.empty(outputs, inputs, dtype=dtype)
         for rows in parts_of_rows(outputs):
             numbers = codes[rows].float()
-            numbers -= 2 ** (self.bits - 1) if zeros is None else zeros[rows].float()[:, of_input]
-            result[rows] = numbers.mul_(scales[rows].float()[:, of_input])
+            numbers -= 2 ** (self.bits - 1) if zeros is None else self._of_inputs(zeros[rows], order)
+            result[rows] = numbers.mul_(self._of_inputs(scales[rows], order))
         return result
 
+    def _other_order(self, read: Read) -> Tensor | None:
+        """Return the group of each input, unless groups are consecutive inputs."""
+        order = self.order(read)
+        consecutive = torch.arange(self.shape[1]) // self.group
+        return None if order is None or torch.equal(order, consecutive) else order
+
+    def _of_inputs(self, numbers: Tensor, order: Tensor | None) -> Tensor:
+        """Return the number of each input's group, float32: [outputs, groups] → [outputs, inputs]."""
+        numbers, inputs = numbers.float().contiguous(), self.shape[1]
+        if order is not None:
+            return numbers.index_select(1, order)
+        return numbers.unsqueeze(2).expand(-1, -1, self.group).flatten(1)[:, :inputs]
+
     def groups(self, read: Read) -> Groups:
-        form, order = self.form, self.order(read)
+        form = self.form
         assert form is not None
-        if order is not None and not torch.equal(order, torch.arange(len(order)) // self.group):
+        if self._other_order(read) is not None:
             raise MixedGroups
         codes, zeros = self.codes(read), self.zeros(read)
         scales = self.scales(read).repeat_interleave(self.group // form.width, 1)
