@@ -115,8 +115,8 @@ class Reader:
         """Read a parameter from its sources. Raises ModelError if a value is not finite."""
         empty = sources.empty
         size = sum(stored.bytes_of(piece.place(empty).numel()) for stored, piece in sources.parts)
-        if self.keeps and quantized.keeps(empty.dtype, self.device) and (kept := self._kept(sources)):
-            return ReadParameter(sources.name, kept, size)
+        if self.keeps and quantized.keeps(empty.dtype, self.device) and (weight := self._kept(sources)):
+            return ReadParameter(sources.name, weight, size)
         parameter = torch.empty(empty.shape, dtype=empty.dtype, device=self.device)
         for stored, piece in sources.parts:
             self._copy(stored, piece, piece.place(parameter))
