@@ -1,5 +1,6 @@
 """`baton inspect`: what a checkpoint contains, how much memory it needs here, and why `serve` would refuse it."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -22,11 +23,12 @@ from baton.models.config import ModelConfig, ModelError
 from baton.models.loading.checkpoint import build_model, find_family
 from baton.models.loading.dtype import dtype_of
 from baton.models.loading.filling import parts_of
+from baton.models.loading.formats.composed import Composed
 from baton.models.loading.heads import with_head
 from baton.models.loading.integers import bytes_saved
 from baton.models.loading.kept import bytes_saved_by_keeping
 from baton.models.loading.matching import match
-from baton.models.loading.quantization import Scaled, pair_scales, read_quantization
+from baton.models.loading.quantization import compose, read_quantization
 from baton.models.loading.shards import StoredTensor, find_shards, read_headers
 from baton.models.loading.source import check_source, read_source_config
 from baton.models.text.tokenizer import load_template, load_text
@@ -68,7 +70,9 @@ class Inspection(msgspec.Struct, kw_only=True):
     active_parameters: int | None = None  # parameters used for one token; a mixture of experts uses only some
     vocabulary: int | None = None
     positions: int | None = None  # maximum length of a sequence that the model supports
-    quantization: str | None = None  # quantization of the files
+    quantization: str | None = None  # quantization of the files, by its name in config.json
+    quantized: dict[str, int] = {}  # number of quantized weights by format
+    unquantized: dict[str, int] = {}  # of a quantized checkpoint: number of other matrices by name, layers as *
     files: int = 0  # number of safetensors files
     weights_on_disk: dict[str, int] = {}  # bytes by dtype
     weights_in_memory: dict[str, int] = {}  # bytes, by dtype or quantization to load the weights as
@@ -112,8 +116,8 @@ def examine(config: Config, elsewhere: Collection[str] = ()) -> Inspection:
         return found
     stored = examine_files(found, path)
     examine_text(found, path, elsewhere)
-    stored, scaled = examine_quantization(found, path, values, stored)
-    model = examine_model(found, values, config, stored, scaled)
+    stored = examine_quantization(found, path, values, stored)
+    model = examine_model(found, values, config, stored)
     if model is not None:
         examine_room(found, model, config)
     return found
@@ -165,26 +169,33 @@ def examine_text(found: Inspection, path: Path, elsewhere: Collection[str]) -> N
 
 def examine_quantization(
     found: Inspection, path: Path, values: ModelConfig, stored: list[StoredTensor]
-) -> tuple[list[StoredTensor], dict[str, Scaled]]:
-    """Separate quantized weights from their scales. Return the weights, and the scales by name of their weight."""
+) -> list[StoredTensor]:
+    """Return the weights that the stored tensors compose. Record which ones are quantized, by their headers."""
     with noting(found.refused):
         quantization = read_quantization(path, values)
-        weights, scaled = pair_scales(stored, quantization)
-        if quantization is not None and (scaled or not stored):
-            found.quantization = f"FP8 ({quantization.method})"
-        return weights, scaled
-    return [], {}
+        weights = compose(stored, quantization)
+        quantized = [weight for weight in weights if isinstance(weight, Composed)]
+        if quantization is not None and (quantized or not stored):
+            found.quantization = quantization.method
+            found.quantized = dict(Counter(weight.dtype for weight in quantized))
+            floats = [weight.name for weight in weights if not isinstance(weight, Composed) and is_matrix(weight)]
+            found.unquantized = dict(Counter(re.sub(r"\.\d+(?=\.)", ".*", name) for name in floats))
+        return weights
+    return []
 
 
-def examine_model(
-    found: Inspection, values: ModelConfig, config: Config, stored: list[StoredTensor], scaled: dict[str, Scaled]
-) -> Model | None:
+def is_matrix(weight: StoredTensor) -> bool:
+    """Return whether a tensor is a matrix or a stack of matrices, and not a convolution's weight or a vector."""
+    return len(weight.shape) > 1 and min(weight.shape) > 1
+
+
+def examine_model(found: Inspection, values: ModelConfig, config: Config, stored: list[StoredTensor]) -> Model | None:
     """Build the model without weights and describe it. Return None if its config.json is refused."""
     with noting(found.refused):
         family = find_family(values)
         if wants_head(config, pick_device(config.device).type == "cuda"):
             try:
-                values = with_head(stored, values, family, scaled)
+                values = with_head(stored, values, family)
             except ModelError as why:
                 with noting(found.refused):
                     found.notes = explain_headless(config, why)
@@ -203,7 +214,7 @@ def examine_model(
             found.loaded_as = plain if config.quantize == "none" else config.quantize
             with noting(found.refused):
                 if stored:
-                    fillings, _ = match(stored, dict(model.named_parameters()), family, values, scaled)
+                    fillings, _ = match(stored, dict(model.named_parameters()), family, values)
                     saved = bytes_saved_by_keeping(model, parts_of(fillings))
                     examine_integers(found, found.weights_in_memory[plain] - saved, saved, config)
         return model
@@ -279,7 +290,11 @@ def lines(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "vocabulary", f"{found.vocabulary:,}"
         yield "positions", f"{found.positions:,}"
     if found.quantization is not None:
-        yield "quantization", f"{found.quantization}, dequantized on reading"
+        counts = ", ".join(f"{count} {name}" for name, count in found.quantized.items())
+        how = "integers stay where they can" if found.loaded_as == AS_IN_FILE else "dequantized on reading"
+        yield "quantization", f"{found.quantization}: {counts or 'no'} weights, {how}"
+        if found.unquantized:
+            yield "not quantized", ", ".join(f"{count} {name}" for name, count in found.unquantized.items())
     if found.files:
         yield "on disk", f"{by_type(found.weights_on_disk)}; {found.files} file{'s' * (found.files > 1)}"
     if found.weights_in_memory:

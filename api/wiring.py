@@ -48,9 +48,8 @@ from baton.kernels.runtime.cpp import use_threads
 from baton.kernels.runtime.triton import use_tf32
 from baton.models.batch import Model, predictor_of
 from baton.models.config import ModelConfig, ModelError
-from baton.models.gguf.header import SUFFIX
 from baton.models.layers.linear import Linear
-from baton.models.loading.checkpoint import find_family, load_model, saved_by_file
+from baton.models.loading.checkpoint import find_family, load_model, may_keep_integers, saved_by_file
 from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.fingerprint import fingerprint
 from baton.models.loading.integers import QUANTIZED, bytes_saved
@@ -156,16 +155,16 @@ def read_model(
     Returns the model, and notes if its head for multi-token prediction could not be loaded.
     """
     bits, headless = BITS[config.quantize], list[str]()
-    native = start_native(config, device, bits is not None or path.suffix == SUFFIX)
-    unpacked = 0  # bytes of the weights if no integers of a file stay integers
+    native = start_native(config, device, bits is not None or may_keep_integers(path, device))
+    unpacked = spared = 0  # bytes of the weights if no integers of the files stay integers; what these save
 
     def on_headless(why: ModelError) -> None:
         headless.extend(explain_headless(config, why))
 
     def check(model: Model) -> None:
-        nonlocal unpacked
-        unpacked = weight_bytes(model)
-        check_room(unpacked - saved(model, path, bits, native is not None), device)
+        nonlocal unpacked, spared
+        unpacked, spared = weight_bytes(model), saved(model, path, bits, native is not None)
+        check_room(unpacked - spared, device)
         model_length(config, model)
         if native:
             native.begin(model)
@@ -175,7 +174,7 @@ def read_model(
     def prepare() -> None:
         if native:
             native.finish()
-        if bits is None and not keeps(weight_dtype(config, path), device):
+        if spared and bits is None and not keeps(weight_dtype(config, path), device):
             check_room(unpacked, device)
 
     try:
@@ -200,13 +199,13 @@ def read_model(
 def saved(model: Model, path: Path, bits: int | None, is_native: bool) -> int:
     """Return how many bytes weights of integers take less than the model's parameters.
 
-    bits: see load_model. is_native: whether native code computes, for which the integers of a GGUF file stay integers.
+    bits: see load_model. is_native: whether native code computes, for which the integers of files stay integers.
     """
     if not isinstance(model, nn.Module):
         return 0
     if bits is not None:
         return bytes_saved(model, bits)
-    return saved_by_file(path, model) if is_native and path.suffix == SUFFIX else 0
+    return saved_by_file(path, model) if is_native and may_keep_integers(path, torch.device("cpu")) else 0
 
 
 def has_integers(model: Model) -> bool:

@@ -21,7 +21,7 @@ from baton.models.families import (
     qwen3_5,
     qwen3_next,
 )
-from baton.models.family import Family, Piece
+from baton.models.family import Family, Piece, is_of_head
 from baton.models.gguf.header import SUFFIX
 from baton.models.hash import HashModel
 from baton.models.loading import heads
@@ -30,8 +30,8 @@ from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.filling import PACKED, Progress, assign, fill, parts_of
 from baton.models.loading.kept import bytes_saved_by_keeping
 from baton.models.loading.matching import match
-from baton.models.loading.quantization import pair_scales, read_quantization
-from baton.models.loading.shards import find_shards, read_headers
+from baton.models.loading.quantization import compose, read_quantization
+from baton.models.loading.shards import StoredTensor, find_shards, read_headers
 from baton.models.loading.source import check_source, read_source_config
 
 FAMILIES: dict[str, Family] = {
@@ -73,11 +73,11 @@ def load_model(
     on_progress: called with (bytes read, bytes in total).
     on_built: called with the model before any weight is read.
     before_packing: called before weights are packed into the layout of the available kernels. That is after all weights
-        have been read; or, if `bits` is given or `path` is a GGUF file, before any is read.
+        have been read; or, if `bits` is given or may_keep_integers returns True, before any is read.
     state_dtype: the dtype in which recurrent states are stored, float32 or bfloat16.
     bits: 8 or 4 quantizes each projection's weight to integers when it is read, so that loading needs no more memory
-        than the result and one tensor; None does not quantize, and what a GGUF file has as integers stays so if native
-        code computes.
+        than the result and one tensor; None does not quantize, and what the files have as integers stays so if
+        native code computes and the integers have a form in memory.
     on_headless: if given, the head for multi-token prediction is loaded too; called with the error of with_head if
         it cannot be.
     Raises ModelError if `path` is neither, if a family, quantization or setting is not supported, and if tensors
@@ -88,14 +88,12 @@ def load_model(
     family = find_family(config)
     if on_headless is not None:
         try:
-            headers = read_headers(find_shards(path)) if family.can_have_head else []
-            stored, scaled = pair_scales(headers, read_quantization(path, config))
-            config = heads.with_head(stored, config, family, scaled)
+            config = heads.with_head(read_stored(path, config) if family.can_have_head else [], config, family)
         except ModelError as error:
             on_headless(error)
     model = build_model(family, config, dtype or checkpoint_dtype(path, config), state_dtype)
     on_built(model)
-    at_once = bits is not None or path.suffix == SUFFIX
+    at_once = bits is not None or may_keep_integers(path, device)
     if at_once:
         before_packing()
     if isinstance(model, nn.Module):
@@ -109,10 +107,29 @@ def load_model(
     return model
 
 
+def read_stored(path: Path, config: ModelConfig) -> list[StoredTensor]:
+    """Return the tensors of the files by their headers, with weights in place of the tensors that compose them."""
+    return compose(read_headers(find_shards(path)), read_quantization(path, config))
+
+
+def may_keep_integers(path: Path, device: torch.device) -> bool:
+    """Return whether integers of the files may stay integers if native code computes. Headers are not read.
+
+    Raises ModelError if `path` is no checkpoint, or for a quantization that is not supported.
+    """
+    check_source(path)
+    if path.suffix == SUFFIX:
+        return True
+    quantization = read_quantization(path, read_source_config(path)) if device.type == "cpu" else None
+    return quantization is not None and quantization.may_keep
+
+
 def saved_by_file(path: Path, model: nn.Module) -> int:
-    """Return how many bytes a model takes less than its parameters if the integers of a file stay integers."""
-    config = read_source_config(path)
-    fillings, _ = match(read_headers(find_shards(path)), dict(model.named_parameters()), find_family(config), config)
+    """Return how many bytes a model takes less than its parameters if the integers of its files stay integers."""
+    config, parameters = read_source_config(path), dict(model.named_parameters())
+    if any(map(is_of_head, parameters)):
+        config = config.with_head()
+    fillings, _ = match(read_stored(path, config), parameters, find_family(config), config)
     return bytes_saved_by_keeping(model, parts_of(fillings))
 
 

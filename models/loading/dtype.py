@@ -9,7 +9,7 @@ import torch
 
 from baton.models.config import ModelConfig, ModelError
 from baton.models.gguf.blocks import BLOCKS
-from baton.models.loading.quantization import FP8
+from baton.models.loading.formats.composed import FLOATS
 from baton.models.loading.shards import StoredTensor, find_shards, read_headers
 
 
@@ -29,10 +29,10 @@ def dtype_of(config: ModelConfig, stored: Sequence[StoredTensor]) -> torch.dtype
     """Return the dtype that config.json names, else that of most bytes of the files.
 
     It is bfloat16 if they are bfloat16 or in one of GGUF's block formats, else float32, which holds the values of all
-    other dtypes exactly. FP8 tensors do not count.
+    other dtypes exactly. FP8 tensors and integers do not count.
     """
     sizes = Counter[str]()
     for tensor in stored:
-        sizes[tensor.dtype] += (tensor.stop - tensor.start) * (tensor.dtype != FP8)
+        sizes[tensor.dtype] += (tensor.stop - tensor.start) * (tensor.dtype in FLOATS or tensor.dtype in BLOCKS)
     commonest = max(sizes, key=sizes.__getitem__, default="F32")
     return config.dtype() or (torch.bfloat16 if commonest == "BF16" or commonest in BLOCKS else torch.float32)

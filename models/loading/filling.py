@@ -1,7 +1,7 @@
 """Filling of a model's parameters from the tensors of a checkpoint."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from baton.models.config import ModelConfig, ModelError
 from baton.models.family import Family, Piece
 from baton.models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
 from baton.models.layers.linear import Embedding, HeadLinear, Linear
-from baton.models.loading.kept import Kept, MixedGroups, Part, kept
+from baton.models.loading.formats.composed import Composed, MixedGroups
+from baton.models.loading.kept import Kept, Part, kept
 from baton.models.loading.matching import Filling, match
 from baton.models.loading.parallel import in_threads
-from baton.models.loading.quantization import Scaled, dequantize, pair_scales, read_quantization
+from baton.models.loading.quantization import compose, read_quantization
 from baton.models.loading.shards import MappedShards, StoredTensor, find_shards, read_headers
 
 THREADS = 4
@@ -41,15 +42,15 @@ def fill(
     """Fill the model's empty parameters from the folder or GGUF file `path`.
 
     on_progress, bits: see load_model.
-    at_once: whether a weight is packed as soon as it is read. Only then, integers of a GGUF file can stay integers.
+    at_once: whether a weight is packed as soon as it is read. Only then, integers of the files can stay integers.
     Raises ModelError for tensors that are missing, surplus, misshapen or not finite.
     """
     parameters = dict(model.named_parameters())
     files = find_shards(path)
-    stored, scaled = pair_scales(read_headers(files), read_quantization(path, config))
-    fillings, repeated = match(stored, parameters, family, config, scaled)
+    stored = compose(read_headers(files), read_quantization(path, config))
+    fillings, repeated = match(stored, parameters, family, config)
     total, done = sum(file.stat().st_size for file in files), 0
-    reader = Reader(MappedShards(), scaled, device, keeps=at_once and bits is None)
+    reader = Reader(MappedShards(), device, keeps=at_once and bits is None)
     for filled in _read(reader, sources_of(model, fillings), parallel=not at_once):
         assign(model, filled.name, filled.value, bits, at_once)
         done += filled.size
@@ -107,7 +108,6 @@ class Reader:
     """A reader of parameters from files."""
 
     shards: MappedShards
-    scaled: Mapping[str, Scaled]
     device: torch.device
     keeps: bool  # whether integers may stay integers
 
@@ -115,8 +115,8 @@ class Reader:
         """Read a parameter from its sources. Raises ModelError if a value is not finite."""
         empty = sources.empty
         size = sum(stored.bytes_of(piece.place(empty).numel()) for stored, piece in sources.parts)
-        if self.keeps and quantized.keeps(empty.dtype, self.device) and (kept := self._kept(sources)):
-            return ReadParameter(sources.name, kept, size)
+        if self.keeps and quantized.keeps(empty.dtype, self.device) and (weight := self._kept(sources)):
+            return ReadParameter(sources.name, weight, size)
         parameter = torch.empty(empty.shape, dtype=empty.dtype, device=self.device)
         for stored, piece in sources.parts:
             self._copy(stored, piece, piece.place(parameter))
@@ -131,11 +131,11 @@ class Reader:
 
     def _groups(self, stored: StoredTensor) -> Groups:
         """Return the integers and scales of a stored tensor. Raises ModelError if a scale is not finite."""
-        groups = self.shards.groups(stored)
+        groups = stored.groups(self.shards.view) if isinstance(stored, Composed) else self.shards.groups(stored)
         for scales in (groups.scales, groups.minima):
             if scales is not None:
                 check_finite(stored.name, scales)
-        self.shards.release(stored)
+        self._release(stored)
         return groups
 
     def _floats(self, part: Part, empty: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class Reader:
     def _copy(self, stored: StoredTensor, piece: Piece, to: Tensor) -> None:
         """Copy what a piece takes of a stored tensor. Raises ModelError if a value is not finite."""
         to.copy_(piece.take(self._values(stored, to.dtype)))
-        self.shards.release(stored)
+        self._release(stored)
         check_finite(stored.name, to)
 
     def check_tied(self, head: StoredTensor, table: StoredTensor, dtype: torch.dtype) -> None:
@@ -157,9 +157,12 @@ class Reader:
             raise ModelError(f"config.json sets tie_word_embeddings, but {head.name} differs from {table.name}")
 
     def _values(self, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
-        """Return a stored tensor's values: a view of the file, or dequantized values if the tensor has a scale."""
-        values, pair = self.shards.view(stored), self.scaled.get(stored.name)
-        return values if pair is None else dequantize(values, self.shards.view(pair.scale), pair.block, dtype)
+        """Return a stored tensor's values: a view of the file, or values of `dtype` that several tensors compose."""
+        return stored.values(self.shards.view, dtype) if isinstance(stored, Composed) else self.shards.view(stored)
+
+    def _release(self, stored: StoredTensor) -> None:
+        for each in stored.stored():
+            self.shards.release(each)
 
 
 def check_finite(name: str, weights: Tensor) -> None:

@@ -1,7 +1,5 @@
 """Checks of a checkpoint's head for multi-token prediction, without reading its weights."""
 
-from collections.abc import Collection
-
 import torch
 from torch import nn
 
@@ -15,14 +13,12 @@ class NoHeadError(ModelError):
     """The files hold no head for multi-token prediction."""
 
 
-def with_head(
-    stored: list[StoredTensor], config: ModelConfig, family: Family, scaled: Collection[str] = ()
-) -> ModelConfig:
+def with_head(stored: list[StoredTensor], config: ModelConfig, family: Family) -> ModelConfig:
     """Return the config of the model with its head.
 
     Raises NoHeadError if the files hold no head, and ModelError if they hold one that Baton cannot compute.
 
-    stored: the tensors of the checkpoint. scaled: names of those that have a scale.
+    stored: the tensors of the checkpoint.
     """
     of_head = [tensor for tensor in stored if is_of_head(tensor.name)]
     if not (family.can_have_head and of_head):
@@ -31,5 +27,5 @@ def with_head(
     with torch.device("meta"):
         model = family.build(with_it, torch.float32, torch.float32)
     parameters = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
-    match(of_head, {name: each for name, each in parameters.items() if is_of_head(name)}, family, with_it, scaled)
+    match(of_head, {name: each for name, each in parameters.items() if is_of_head(name)}, family, with_it)
     return with_it

@@ -1,4 +1,4 @@
-"""Weights that stay as integers in memory, as the block formats of a GGUF file have them."""
+"""Weights that stay as integers in memory, as a GGUF file or quantized safetensors have them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from baton.models.family import Piece, whole
 from baton.models.gguf.blocks import BLOCKS
 from baton.models.layers.experts import Experts
 from baton.models.layers.linear import Embedding, Linear
+from baton.models.loading.formats.composed import Composed, MixedGroups
 from baton.models.loading.shards import StoredTensor
 
 Part = tuple[StoredTensor, Piece]
@@ -33,7 +34,9 @@ class Run:
 
 
 def form_of(stored: StoredTensor) -> Form | None:
-    """Return the form of a tensor's integers; None for floats."""
+    """Return the form of a tensor's integers; None for floats, and for integers that are dequantized."""
+    if isinstance(stored, Composed):
+        return stored.form
     return BLOCKS[stored.dtype].form if stored.dtype in BLOCKS else None
 
 
@@ -96,21 +99,17 @@ def experts_kept(empty: Tensor, matrices: int, parts: Sequence[Part], read: Read
     forms = {form_of(stored) for stored, _ in parts}
     if None in forms or len(forms) > 1:
         return None
-    found = dict[int, Groups]()
+    found, height = dict[int, Groups](), rows // matrices
     for stored, piece in parts:
         view = piece.place(empty)
-        if view.ndim != 3 or len(view) != count or view.shape[2] != inputs:
+        view = view.unsqueeze(0) if view.ndim == 2 else view  # A tensor of one expert, or of all.
+        if view.ndim != 3 or view.shape[2] != inputs or view.shape[1] % height:
             return None
         groups = taken(read(stored), stored.shape, piece)
-        first, height = view.storage_offset() // inputs // (rows // matrices), rows // matrices
-        of_expert = view.shape[1] // height
+        first, of_expert = view.storage_offset() // inputs // height, view.shape[1] // height
         for number, matrix in enumerate(groups.split(height)):
             found[number // of_expert * matrices + first + number % of_expert] = matrix
     return keep_experts([found[number] for number in range(count * matrices)], matrices, inputs, empty.dtype)
-
-
-class MixedGroups(Exception):
-    """The numbers of a group do not stay together in the weight, so they cannot share a scale there."""
 
 
 def taken(groups: Groups, shape: Sequence[int], piece: Piece) -> Groups:

@@ -1,7 +1,9 @@
 """Matching of a checkpoint's tensors to the parameters that they fill."""
 
+import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from baton.models.config import ModelConfig, ModelError
 from baton.models.family import Family, Piece, whole
 from baton.models.gguf.blocks import BLOCKS
+from baton.models.loading.formats.composed import Composed
 from baton.models.loading.shards import StoredTensor, listed
 
 HEAD = "lm_head.weight"
@@ -22,13 +25,11 @@ def match(
     parameters: dict[str, nn.Parameter],
     family: Family,
     config: ModelConfig,
-    scaled: Collection[str] = (),
 ) -> tuple[list[Filling], StoredTensor | None]:
     """Return what each tensor fills, except tensors that the family leaves out. If the model is tied and the files
     contain a head, also return that head; else None.
 
     parameters: the model's parameters by name, on the meta device.
-    scaled: names of the tensors that have a scale.
     Raises ModelError, which lists everything that does not fit.
     """
     fillings, repeated = list[Filling](), None
@@ -38,7 +39,7 @@ def match(
         pieces = family.pieces(tensor.name, config)
         if not pieces:
             continue
-        if tensor.dtype not in READABLE and tensor.name not in scaled:
+        if tensor.dtype not in READABLE and not isinstance(tensor, Composed):
             unreadable.append(f"{tensor.name} ({tensor.dtype})")
         is_repeated = pieces == [Piece(HEAD)] and HEAD not in parameters
         if is_repeated:
@@ -47,6 +48,8 @@ def match(
         if parts is None:
             surplus.append(tensor.name)
             continue
+        if isinstance(tensor, Composed) and not tensor.has_shape:
+            tensor = _shaped(tensor, pieces, parts)
         misshapen += _misfits(tensor, pieces, parts, parameters)
         if not is_repeated:
             fillings.append((tensor, pieces))
@@ -71,6 +74,18 @@ def _places(pieces: list[Piece], parameters: dict[str, nn.Parameter]) -> list[Te
         return [piece.place(parameters[piece.parameter].detach()) for piece in pieces]
     except (KeyError, IndexError):
         return None
+
+
+def _shaped(tensor: Composed, pieces: list[Piece], parts: list[Tensor]) -> Composed:
+    """Return a tensor whose headers state only its number of elements with the shape that the model needs."""
+    count = tensor.shape[0]
+    sizes = dict.fromkeys(size for part in parts for size in reversed(part.shape) if size and count % size == 0)
+    for shape in [tuple(parts[0].shape), *((count // size, size) for size in sizes)]:
+        shaped = replace(tensor, shape=shape)
+        fits = (_shape_taken(piece, shaped) == part.shape for piece, part in zip(pieces, parts, strict=True))
+        if math.prod(shape) in (count, count - 1) and all(fits):
+            return shaped
+    return tensor
 
 
 def _misfits(

@@ -1,63 +1,87 @@
-"""FP8 checkpoints: e4m3 weights with scales, which are dequantized to the model's dtype when they are read."""
+"""Quantized checkpoints: which formats config.json names, and the weights that their stored tensors compose."""
 
 import json
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from baton.models.config import ModelConfig, ModelError
+from baton.models.loading.formats.awq import read_awq
+from baton.models.loading.formats.bitsandbytes import check_bitsandbytes, find_codes
+from baton.models.loading.formats.composed import Composed, Misfit, Pool
+from baton.models.loading.formats.compressed_tensors import SCHEMES, Compressed, check_scheme, read_scheme
+from baton.models.loading.formats.fp4 import find_blocks, find_compressed, find_modelopt
+from baton.models.loading.formats.fp8 import Block, fp8
+from baton.models.loading.formats.gptq import read_gptq
 from baton.models.loading.shards import StoredTensor, listed
 
-SCALES = ("_scale_inv", "_scale")
-"""Suffixes of a weight's name in the name of its scale. Despite "_inv", weights are multiplied by either scale."""
-OF_ACTIVATIONS = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale")
-SCALE_DTYPES = ("F64", "F32", "F16", "BF16")
-FP8, ROWS_AT_ONCE = "F8_E4M3", 128
-COMPRESSED, MIXED = ("float-quantized", "naive-quantized"), "mixed-precision"
-"""The supported formats of compressed-tensors, and its format for files in which each group of layers has its own."""
-SUPPORTED = "only FP8 (e4m3, of modelopt, compressed-tensors and fp8), float32 and bfloat16 weights are"
+OF_ACTIVATIONS = (
+    ".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale",
+    ".input_global_scale", ".output_global_scale", ".input_zero_point", ".output_zero_point",
+)  # fmt: skip
+MIXED = "mixed-precision"
+"""The format of compressed-tensors for files in which each group of layers has its own."""
+ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", None)
+"""The supported algorithms of modelopt. Without one, its settings concern only the KV cache."""
+KINDS = {"float4": "NVFP4", "float8": "FP8"}
+"""modelopt's algorithms by the type and bits of a group of layers."""
+SUPPORTED = (
+    "supported are float32 and bfloat16 weights, FP8 (e4m3, of modelopt, compressed-tensors and fp8), int4 and int8 of "
+    "compressed-tensors, AWQ (gemm), GPTQ of 4 and 8 bits, NVFP4, MXFP4, and NF4 and FP4 of bitsandbytes"
+)
+Find = Callable[[StoredTensor, Pool], Composed | None]
+"""Function that returns the weight whose main tensor this is; None if it is none. Raises Misfit."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """The way in which a checkpoint's weights are scaled. Exactly the weights of dtype e4m3 have scales."""
+    """The way in which a checkpoint's weights are quantized. The names and dtypes of tensors say which ones are."""
 
     method: str  # the method's name in config.json
-    block: tuple[int, int] | None  # rows and columns that share a scale; None: weights are scaled by row or as a whole
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """The scale of a tensor."""
-
-    scale: StoredTensor
-    block: tuple[int, int] | None  # see Quantization
+    finds: tuple[Find, ...]
+    may_keep: bool = False  # whether integers may have a form in memory; headers say which ones do
 
 
 def read_quantization(path: Path, config: ModelConfig) -> Quantization | None:
     """Read config.json's quantization_config, or hf_quant_config.json. Returns None if weights are not quantized.
 
-    Raises ModelError for anything but the FP8 formats that are supported.
+    Raises ModelError for formats that are not supported.
     """
     values = config.values.get("quantization_config") or _hf_quant_config(path)
     if not values:
         return None
     if not isinstance(values, Mapping):
         raise ModelError(f"quantization_config {values!r} is not supported: {SUPPORTED}")
-    method = values.get("quant_method")
-    if method == "modelopt":
-        return _modelopt(values)
-    if method == "fp8":
-        return _block_scaled(values)
-    if method == "compressed-tensors":
-        return _compressed(values)
-    raise ModelError(f"quantization_config {method!r} is not supported: {SUPPORTED}")
+    method = str(values.get("quant_method"))
+    if method not in READERS:
+        raise ModelError(f"quantization_config {method!r} is not supported: {SUPPORTED}")
+    return READERS[method](values)
+
+
+def compose(stored: list[StoredTensor], quantization: Quantization | None) -> list[StoredTensor]:
+    """Return the tensors with weights in place of the tensors that compose them, such as integers and scales.
+
+    Scales of activations, keys and values are left out. Raises ModelError for tensors that are missing or do not fit.
+    """
+    if quantization is None:
+        return stored
+    pool = {tensor.name: tensor for tensor in stored if not tensor.name.endswith(OF_ACTIVATIONS)}
+    found, faults = dict[str, Composed](), list[str]()
+    for tensor in pool.values():
+        try:
+            weights = (find(tensor, pool) for find in quantization.finds)
+            if (weight := next((weight for weight in weights if weight is not None), None)) is not None:
+                found[tensor.name] = weight
+        except Misfit as fault:
+            faults.append(str(fault))
+    used = {source.name for weight in found.values() for source in weight.sources}
+    whole = [found.get(tensor.name, tensor) for name, tensor in pool.items() if name in found or name not in used]
+    names = pool.keys() - used
+    faults += [f"{weight.name} is stored in two ways" for weight in found.values() if weight.name in names]
+    if faults:
+        raise ModelError(f"{stored[0].file.parent} is not as its quantization_config says: {listed(faults)}")
+    return whole
 
 
 def _hf_quant_config(path: Path) -> dict[str, Any] | None:
@@ -73,37 +97,70 @@ def _hf_quant_config(path: Path) -> dict[str, Any] | None:
 
 
 def _modelopt(values: Mapping[str, Any]) -> Quantization:
-    """Read modelopt's settings. Without quant_algo, they concern only the KV cache, which Baton does not quantize."""
     values = values.get("quantization") or values
-    layers = _objects(values, "quantized_layers")
-    algorithms = {layer.get("quant_algo") for layer in layers} or {values.get("quant_algo")}
-    refused = sorted(str(algorithm) for algorithm in algorithms - {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", None})
+    algorithms = [layer.get("quant_algo") for layer in _objects(values, "quantized_layers")]
+    if not algorithms and values.get("quant_algo") == "MIXED_PRECISION":
+        weights = [_object(group, "weights") for group in _objects(values, "config_groups")]
+        algorithms = [KINDS.get(f"{each.get('type')}{each.get('num_bits')}", "MIXED_PRECISION") for each in weights]
+    algorithms = algorithms or [values.get("quant_algo")]
+    refused = sorted({str(algorithm) for algorithm in algorithms if algorithm not in ALGORITHMS})
     if refused:
         raise ModelError(f"modelopt's quant_algo {listed(refused)} is not supported: {SUPPORTED}")
-    return Quantization("modelopt", None)
+    return Quantization("modelopt", (fp8(None), find_modelopt) if "NVFP4" in algorithms else (fp8(None),))
 
 
 def _block_scaled(values: Mapping[str, Any]) -> Quantization:
     if values.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise ModelError(f"quantization_config 'fp8' of fmt {values['fmt']!r} is not supported: {SUPPORTED}")
-    return Quantization("fp8", _block(values.get("weight_block_size")))
+    return Quantization("fp8", (fp8(_block(values.get("weight_block_size"))),))
 
 
 def _compressed(values: Mapping[str, Any]) -> Quantization:
     groups = _objects(values, "config_groups")
-    formats = [values.get("format")] if values.get("format") != MIXED else [group.get("format") for group in groups]
-    if refused := [str(name) for name in formats if name not in COMPRESSED]:
+    general = values.get("format")
+    formats = [str(general if general != MIXED else group.get("format")) for group in groups] or [str(general)]
+    if refused := [name for name in formats if name not in SCHEMES]:
         raise ModelError(f"compressed-tensors' format {listed(refused)} is not supported: {SUPPORTED}")
-    weights = [_object(group, "weights") for group in groups]
-    for scheme in weights:
-        kind = {key: scheme.get(key) for key in ("type", "num_bits", "strategy")}
-        if (kind["type"], kind["num_bits"]) != ("float", 8) or kind["strategy"] not in ("tensor", "channel", "block"):
-            raise ModelError(f"compressed-tensors' weights {kind} are not supported: {SUPPORTED}")
-    blocks = {_block(scheme.get("block_structure")) for scheme in weights if scheme["strategy"] == "block"}
+    blocks, schemes = set[Block | None](), []
+    for layout, group in zip(formats, groups, strict=False):
+        weights = _object(group, "weights")
+        check_scheme(layout, weights, SUPPORTED)
+        if weights["type"] == "int":
+            schemes.append(read_scheme(group, weights))
+        elif weights["strategy"] == "block":
+            blocks.add(_block(weights.get("block_structure")))
     if len(blocks) > 1:
         different = sorted(map(str, blocks))
         raise ModelError(f"compressed-tensors' weights should all have the same block_structure, not {different}")
-    return Quantization("compressed-tensors", blocks.pop() if blocks else None)
+    finds = fp8(blocks.pop() if blocks else None), find_compressed, Compressed(tuple(schemes)).find
+    return Quantization("compressed-tensors", finds, may_keep=bool(schemes))
+
+
+def _awq(values: Mapping[str, Any]) -> Quantization:
+    return Quantization("awq", (read_awq(values, SUPPORTED).find,), may_keep=True)
+
+
+def _gptq(values: Mapping[str, Any]) -> Quantization:
+    settings = read_gptq(values, SUPPORTED)
+    return Quantization("gptq", (settings.find,), may_keep=not settings.is_ordered)
+
+
+def _bitsandbytes(values: Mapping[str, Any]) -> Quantization:
+    check_bitsandbytes(values, SUPPORTED)
+    return Quantization("bitsandbytes", (find_codes,))
+
+
+READERS: dict[str, Callable[[Mapping[str, Any]], Quantization]] = {
+    "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
+    "fp8": _block_scaled,
+    "compressed-tensors": _compressed,
+    "awq": _awq,
+    "gptq": _gptq,
+    "mxfp4": lambda values: Quantization("mxfp4", (find_blocks,)),
+    "bitsandbytes": _bitsandbytes,
+}
+"""Readers of settings by quant_method."""
 
 
 def _objects(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
@@ -126,63 +183,3 @@ def _block(value: object) -> tuple[int, int] | None:
     if isinstance(value, list) and len(value) == 2 and all(isinstance(size, int) and size > 0 for size in value):
         return value[0], value[1]
     raise ModelError(f"quantization_config: a block should be two integers above 0, not {value!r}")
-
-
-def pair_scales(
-    stored: list[StoredTensor], quantization: Quantization | None
-) -> tuple[list[StoredTensor], dict[str, Scaled]]:
-    """Separate scales from weights: return the tensors that are not scales, and the scales by the names of the weights.
-
-    Scales of activations, keys and values are left out. Raises ModelError for an FP8 weight without a scale, and for a
-    scale with an unsuitable dtype or shape.
-    """
-    if quantization is None:
-        return stored, {}
-    by_name = {tensor.name: tensor for tensor in stored if not tensor.name.endswith(OF_ACTIVATIONS)}
-    scaled, faults = dict[str, Scaled](), list[str]()
-    for weight in [tensor for tensor in by_name.values() if tensor.dtype == FP8]:
-        scale = next((by_name[weight.name + end] for end in SCALES if weight.name + end in by_name), None)
-        if scale is None:
-            faults.append(f"{weight.name} has no scale")
-        elif scale.dtype not in SCALE_DTYPES:
-            faults.append(f"{scale.name} has the dtype {scale.dtype}")
-        elif not _fits(weight.shape, scale.shape, quantization.block):
-            faults.append(f"{scale.name} {list(scale.shape)} does not fit {list(weight.shape)}")
-        else:
-            scaled[weight.name] = Scaled(scale, quantization.block)
-    if faults:
-        raise ModelError(f"{stored[0].file.parent} is not as its quantization_config says: {listed(faults)}")
-    scales = {pair.scale.name for pair in scaled.values()}
-    return [tensor for name, tensor in by_name.items() if name not in scales], scaled
-
-
-def _fits(weight: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int] | None) -> bool:
-    """Return whether a scale of this shape has one value for the whole weight, one per row, or one per block."""
-    if len(weight) < 2:
-        return False
-    if math.prod(scale) == 1 or scale in (weight[:-1], (*weight[:-1], 1)):
-        return True
-    return block is not None and scale == (*weight[:-2], -(-weight[-2] // block[0]), -(-weight[-1] // block[1]))
-
-
-def dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
-    """Multiply each value of the weight by the scale of its block, its row or the tensor, in float32; round to `dtype`.
-
-    Blocks at the lower and right edges may be incomplete. Except for the result, only a few rows take memory at a time.
-    """
-    height, factors = _factors(weight.shape, scale.float(), block)
-    result = torch.empty(weight.shape, dtype=dtype)
-    parts = zip(torch.split(weight, height, -2), factors, torch.split(result, height, -2), strict=False)
-    for values, factor, part in parts:
-        part.copy_(values.float().mul_(factor))
-    return result
-
-
-def _factors(shape: torch.Size, scale: Tensor, block: tuple[int, int] | None) -> tuple[int, Iterable[Tensor]]:
-    """Return how many rows to process at a time, and the factors for each of these groups of rows."""
-    if scale.numel() == 1:
-        return ROWS_AT_ONCE, repeat(scale.reshape(()))
-    if scale.shape in (shape[:-1], (*shape[:-1], 1)):
-        return ROWS_AT_ONCE, torch.split(scale.reshape(*shape[:-1], 1), ROWS_AT_ONCE, -2)
-    assert block is not None
-    return block[0], torch.split(scale.repeat_interleave(block[1], dim=-1)[..., : shape[-1]], 1, -2)

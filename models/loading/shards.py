@@ -27,8 +27,13 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
 }
-"""The dtypes that weights may have, by safetensors' names."""
+"""The dtypes that tensors may have, by safetensors' names. Integers are parts of quantized weights."""
 LFS_POINTER = b"version "
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
@@ -52,6 +57,10 @@ class StoredTensor:
     def bytes_of(self, elements: int) -> int:
         """Return how many bytes so many elements have, on average."""
         return (self.stop - self.start) * elements // max(math.prod(self.shape), 1)
+
+    def stored(self) -> tuple["StoredTensor", ...]:
+        """Return the tensors of the files that have the values: this one, unless it is composed of others."""
+        return (self,)
 
 
 def find_shards(path: Path) -> list[Path]:

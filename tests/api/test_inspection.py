@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from baton.actors.forward.streams import CpuStream
 from baton.actors.runtime.sizing import count_active_parameters, count_parameters, weight_bytes
 from baton.api import cli
 from baton.api.config import Config
-from baton.api.inspection import Inspection, examine
+from baton.api.inspection import AS_IN_FILE, Inspection, examine, lines
 from baton.api.machine import memory
 from baton.api.machine.batch import batch_limits
 from baton.api.serve import StartError
@@ -25,6 +26,7 @@ from baton.models.families import granitemoehybrid
 from baton.models.loading.checkpoint import load_model
 from baton.models.loading.shards import MappedShards
 from tests.models.configurations.nemotron_h import PUBLISHED
+from tests.models.loading.formats.writing import WAYS, quantize as write_quantized
 from tests.models.loading.test_fp8 import FORMATS, quantize
 from tests.models.loading.test_loading import copied
 from tests.models.oracle import Oracle, running_oracle
@@ -110,7 +112,7 @@ def test_every_reason_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = tmp_path / "copy"
     shutil.copytree(BUNDLED, path)
     values = json.loads((path / "config.json").read_text())
-    values.update(hidden_act="gelu", quantization_config={"quant_method": "gptq"})
+    values.update(hidden_act="gelu", quantization_config={"quant_method": "hqq"})
     (path / "config.json").write_text(json.dumps(values))
     (path / "tokenizer.json").write_text("{")
     shard = path / "model.safetensors"
@@ -120,7 +122,7 @@ def test_every_reason_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[
     for reason in (
         "is cut short",
         "not a tokenizer",
-        "'gptq' is not supported",
+        "'hqq' is not supported",
         "hidden_act = 'gelu' is not supported",
     ):
         assert [reason in message for message in refused].count(True) == 1, reason
@@ -138,10 +140,50 @@ def test_the_memory_of_fp8_weights(tmp_path: Path) -> None:
     path = copied(BUNDLED, tmp_path / "copy")
     quantize(path, FORMATS["fp8 by block"])
     found, plain = look(path), look(BUNDLED)
-    assert (found.quantization, found.refused) == ("FP8 (fp8)", [])
+    assert (found.quantization, found.refused) == ("fp8", [])
+    assert found.quantized == {"FP8": 38} and found.unquantized == {"model.embed_tokens.weight": 1}
     assert found.weights_in_memory == plain.weights_in_memory
     assert set(found.weights_on_disk) == {"F32", "F8_E4M3", "BF16"}
     assert sum(found.weights_on_disk.values()) < 0.5 * sum(plain.weights_on_disk.values())
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+@pytest.mark.parametrize(
+    ("way", "method", "quantized", "loaded_as"),
+    [
+        ("awq", "awq", {"AWQ int4": 33}, AS_IN_FILE),
+        ("gptq, 8 bits", "gptq", {"GPTQ int8": 33}, "float32"),
+        ("packed, 8 bits", "compressed-tensors", {"int8": 38}, AS_IN_FILE),
+        ("nvfp4 of modelopt", "modelopt", {"NVFP4": 38}, "float32"),
+        ("mxfp4 of compressed-tensors", "compressed-tensors", {"MXFP4": 38}, "float32"),
+        ("nf4, nested", "bitsandbytes", {"NF4": 38}, "float32"),
+    ],
+)
+def test_quantized_weights_are_counted_by_format(
+    tmp_path: Path, way: str, method: str, quantized: dict[str, int], loaded_as: str
+) -> None:
+    path = copied(BUNDLED, tmp_path / "copy")
+    write_quantized(path, WAYS[way])
+    found, plain = look(path), look(BUNDLED)
+    assert (found.quantization, found.quantized, found.refused) == (method, quantized, [])
+    assert found.unquantized["model.embed_tokens.weight"] == 1
+    assert sum(found.unquantized.values()) + sum(quantized.values()) == 39
+    assert (found.loaded_as, found.parameters) == (loaded_as, plain.parameters)
+    text = dict(lines(found))
+    assert text["quantization"].startswith(f"{method}: {sum(quantized.values())} {next(iter(quantized))} weights, ")
+    assert "1 model.embed_tokens.weight" in text["not quantized"]
+
+
+def test_integers_of_the_files_need_less_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = copied(BUNDLED, tmp_path / "copy")
+    write_quantized(path, WAYS["awq"])
+    config = Config(model=str(path), memory=2**24, host_memory=0)
+    size = examine(config).weights_in_memory
+    monkeypatch.setattr(memory, "free_memory", lambda device: (size["float32"] + size[AS_IN_FILE]) // 2)
+    with pytest.raises(StartError, match="the weights take "):
+        load(replace(config, kernels="torch"), lambda done, total: None)
+    load(config, lambda done, total: None)
+    assert not any(reason.startswith("the weights take ") for reason in examine(config).refused)
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ CHECKED = (
     *INTEGERS.values(),
     Form(8, 32, dtype=torch.float16),
     Form(4, 32, span=8, has_minima=True, dtype=torch.float16),
+    Form(4, 64, span=2, has_minima=True, dtype=torch.float16),
     Form(5, 32, has_minima=True, dtype=torch.float16),
     Form(6, 16, span=16, dtype=torch.float16),
 )

@@ -17,6 +17,8 @@ from baton.api.config import Config
 from baton.api.serve import StartError
 from tests.api.hub.conftest import NAME, point_to
 from tests.api.hub.fake_hub import COMMIT, FakeHub
+from tests.models.loading.formats.writing import WAYS, quantize
+from tests.models.loading.test_loading import copied
 from tests.models.test_bundled import BUNDLED
 
 SMALL = sum(file.stat().st_size for file in BUNDLED.iterdir() if file.suffix != ".safetensors")
@@ -44,6 +46,20 @@ def test_inspection_reads_only_settings_and_headers(hub: FakeHub, capsys: pytest
     assert (found.pop("folder"), folder.pop("folder")) == (NAME, str(BUNDLED))
     assert found == folder and found["layers"] and found["chat_template"]
     assert hub.sent() < 2**16 and hub.sent("tokenizer.json") == 0
+
+
+@pytest.mark.parametrize("way", ["awq", "packed", "nvfp4 of modelopt", "nf4, nested"])
+def test_quantized_weights_are_inspected_by_their_headers(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    folder = copied(BUNDLED, tmp_path / "quantized")
+    quantize(folder, WAYS[way])
+    hub.add(NAME, folder)
+    found, local = inspect(capsys, NAME), inspect(capsys, str(folder))
+    assert found["refused"] == [] and found["quantized"] and found["unquantized"]
+    for key in ("quantization", "quantized", "unquantized", "weights_in_memory", "loaded_as"):
+        assert found[key] == local[key]
+    assert hub.sent("model.safetensors") < 2**17
 
 
 def test_the_inspection_of_a_cached_model_fetches_nothing(

@@ -13,8 +13,9 @@ from baton.actors.runtime.sizing import count_parameters
 from baton.models.config import ModelError, read_config
 from baton.models.family import Family
 from baton.models.loading.checkpoint import find_family
+from baton.models.loading.formats.composed import Composed
 from baton.models.loading.matching import match
-from baton.models.loading.quantization import pair_scales, read_quantization
+from baton.models.loading.quantization import compose, read_quantization
 from baton.models.loading.shards import StoredTensor
 from tests.models.configurations import bamba, falcon_h1, granitemoehybrid, kimi_linear, lfm2, mamba2, nemotron_h, qwen
 from tests.models.configurations.published import Published, Shapes
@@ -85,6 +86,45 @@ def in_fp8(tensors: Shapes, by_block: bool) -> list[StoredTensor]:
     return found
 
 
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": BLOCK, "version": "gemm"}
+NVFP4 = {
+    "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+    "config_groups": {"group_0": {"weights": {"type": "float", "num_bits": 4, "group_size": 16}}},
+}  # fmt: skip
+
+
+def in_four_bits(tensors: Shapes, is_awq: bool) -> list[StoredTensor]:
+    """Return the tensors with projections in 4 bits, as AutoAWQ or modelopt store them."""
+    found = []
+    for tensor in stored(tensors):
+        outputs, inputs = tensor.shape if len(tensor.shape) == 2 else (1, 1)
+        path = tensor.name.removesuffix("weight")
+        if not path.endswith("_proj.") or outputs % 8 or inputs % BLOCK:
+            found.append(tensor)
+        elif is_awq:
+            parts = {"qweight": ((inputs, outputs // 8), "I32"), "qzeros": ((inputs // BLOCK, outputs // 8), "I32"),
+                     "scales": ((inputs // BLOCK, outputs), "F16")}  # fmt: skip
+            found += [StoredTensor(tensor.file, path + end, *each) for end, each in parts.items()]
+        else:
+            found.append(StoredTensor(tensor.file, tensor.name, (outputs, inputs // 2), "U8"))
+            scales = {"weight_scale": ((outputs, inputs // 16), "F8_E4M3"), "weight_scale_2": ((), "F32")}
+            found += [StoredTensor(tensor.file, path + end, *each) for end, each in scales.items()]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "way"), [("NVIDIA-Nemotron-3-Nano-30B-A3B", NVFP4), ("Qwen3.5-9B", AWQ), ("Qwen3.5-9B", NVFP4)]
+)
+def test_every_tensor_of_files_in_four_bits_is_accounted_for(name: str, way: dict[str, Any], tmp_path: Path) -> None:
+    published = replace(PUBLISHED[name], config={**PUBLISHED[name].config, "quantization_config": way})
+    model, family = build(published, tmp_path)
+    config, there = read_config(tmp_path), in_four_bits(published.tensors, way is AWQ)
+    weights = compose(there, read_quantization(tmp_path, config))
+    assert sum(isinstance(tensor, Composed) for tensor in weights) > len(published.tensors) / 4
+    fillings, _ = match(weights, dict(model.named_parameters()), family, config)
+    assert {tensor.name for tensor, _ in fillings} == published.tensors.keys()
+
+
 @pytest.mark.parametrize(
     ("name", "way"),
     [("NVIDIA-Nemotron-3-Nano-30B-A3B", MODELOPT), ("Qwen3.5-35B-A3B", BLOCKS), ("Qwen3.5-9B", BLOCKS)],
@@ -95,6 +135,6 @@ def test_every_tensor_of_fp8_files_is_accounted_for(name: str, way: dict[str, An
     config = read_config(tmp_path)
     there = in_fp8(published.tensors, way is BLOCKS)
     assert sum(tensor.dtype == "F8_E4M3" for tensor in there) > len(published.tensors) / 3
-    weights, scaled = pair_scales(there, read_quantization(tmp_path, config))
-    fillings, _ = match(weights, dict(model.named_parameters()), family, config, scaled)
+    weights = compose(there, read_quantization(tmp_path, config))
+    fillings, _ = match(weights, dict(model.named_parameters()), family, config)
     assert {tensor.name for tensor, _ in fillings} == published.tensors.keys()

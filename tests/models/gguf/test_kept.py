@@ -17,9 +17,10 @@ from baton.models.config import ModelError
 from baton.models.family import Piece
 from baton.models.gguf.blocks import BLOCKS
 from baton.models.layers.linear import Linear
-from baton.models.loading.checkpoint import build_model, find_family, load_model
+from baton.models.loading.checkpoint import build_model, find_family, load_model, read_stored
 from baton.models.loading.filling import parts_of
-from baton.models.loading.kept import MixedGroups, sizes_kept, taken
+from baton.models.loading.formats.composed import MixedGroups
+from baton.models.loading.kept import sizes_kept, taken
 from baton.models.loading.matching import match
 from baton.models.loading.shards import read_headers
 from baton.models.loading.source import read_source_config
@@ -93,15 +94,15 @@ def kept_and_dequantized(file: Path, dtype: torch.dtype = torch.float32) -> tupl
         return model, logits_of(model), plain
 
 
-def assert_kept(file: Path) -> None:
-    """Check the logits, and that the memory is what is computed without reading the weights."""
+def assert_kept(file: Path) -> nn.Module:
+    """Check the logits, and that the memory is what is computed without reading the weights. Return the model."""
     model, found, plain = kept_and_dequantized(file)
     assert (found - plain).abs().max() < LIMIT * plain.abs().max()
     config = read_source_config(file)
     family = find_family(config)
     empty = build_model(family, config, torch.float32, torch.float32)
     assert isinstance(empty, nn.Module)
-    fillings, _ = match(read_headers([file]), dict(empty.named_parameters()), family, config)
+    fillings, _ = match(read_stored(file, config), dict(empty.named_parameters()), family, config)
     expected, parameters = dict(sizes_kept(empty, parts_of(fillings))), dict(model.named_parameters())
     integers = {name for name, parameter in parameters.items() if parameter.dtype == torch.uint8}
     assert integers, "nothing was kept"
@@ -109,6 +110,7 @@ def assert_kept(file: Path) -> None:
         others = [each for key, each in parameters.items() if key.startswith(f"{name}_")]
         if all(each.dtype == torch.uint8 for each in others):  # Floats that are packed are padded.
             assert parameters[name].nbytes + sum(each.nbytes for each in others) == expected[name]
+    return model
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -260,21 +260,25 @@ def test_scales_that_do_not_fit_are_named(oracle: Oracle, tmp_path: Path, change
 
 
 REFUSED: list[tuple[Any, str]] = [
-    *(({"quant_method": method}, f"{method}' is not") for method in ("gptq", "awq", "bitsandbytes", "mxfp4", "int8")),
-    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt's quant_algo NVFP4 is not supported"),
+    *(({"quant_method": method}, f"{method}' is not") for method in ("hqq", "eetq", "auto-round", "quark", "int8")),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "modelopt's quant_algo NVFP4_AWQ is not supported"),
     (
         {"quant_method": "modelopt", "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "W4A8_AWQ"}}},
         "quant_algo W4A8_AWQ is not supported",
     ),
-    ({**compressed("group"), "format": "pack-quantized"}, "format pack-quantized is not supported"),
-    ({**compressed("tensor"), "format": "nvfp4-pack-quantized"}, "format nvfp4-pack-quantized is not supported"),
-    (compressed("channel", type="int"), r"weights \{'type': 'int', 'num_bits': 8, 'strategy': 'channel'\} are not"),
-    (compressed("group"), r"'strategy': 'group'\} are not supported"),
+    ({**compressed("group"), "format": "marlin-24"}, "format marlin-24 is not supported"),
+    ({**compressed("group"), "format": "pack-quantized"}, "of format pack-quantized are not supported"),
+    ({**compressed("tensor"), "format": "nvfp4-pack-quantized"}, "of format nvfp4-pack-quantized are not supported"),
+    (
+        compressed("channel", type="int"),
+        r"weights \{'type': 'int', 'num_bits': 8, 'strategy': 'channel'\} of for",
+    ),
+    (compressed("group"), r"'strategy': 'group'\} of format float-quantized are not supported"),
     (compressed("block", block_structure=[128, 0]), r"two integers above 0, not \[128, 0\]"),
     ({**BLOCKS, "fmt": "e5m2"}, "'fp8' of fmt 'e5m2' is not supported"),
     ({**BLOCKS, "weight_block_size": "128x128"}, "two integers above 0, not '128x128'"),
     ("int4", "quantization_config 'int4' is not supported"),
-    (mixed("float-quantized", "pack-quantized"), "format pack-quantized is not supported"),
+    (mixed("float-quantized", "pack-quantized"), "of format pack-quantized are not supported"),
     ({**compressed("tensor"), "config_groups": [1]}, r"config_groups should be an object, not \[1\]"),
     ({**compressed("tensor"), "config_groups": {"a": {"weights": 8}}}, "weights should be an object, not 8"),
     ({**MODELOPT, "quantized_layers": ["a"]}, r"quantized_layers should be an object, not \['a'\]"),

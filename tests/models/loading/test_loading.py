@@ -255,7 +255,7 @@ def test_hash_family_needs_no_weights(tmp_path: Path) -> None:
 CONFIG_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("mamba2", {"model_type": "llama"}, r"model_type 'llama' is not supported \(supported: mamba2, nemotron_h, granit"),
     ("mamba2", {"model_type": None}, "model_type None"),
-    ("mamba2", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config 'gptq' is not supported"),
+    ("mamba2", {"quantization_config": {"quant_method": "hqq"}}, "quantization_config 'hqq' is not supported"),
     ("mamba2", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
     ("mamba2", {"num_heads": None}, "lacks num_heads"),
     ("mamba2", {"num_heads": "eight"}, "num_heads should be an integer, not 'eight'"),
