@@ -14,7 +14,7 @@ from baton.kernels.linear.quantized import Form, Groups
 
 AT_ONCE = 1 << 12  # blocks that are dequantized at once, so that temporary numbers stay in the caches
 Fields: TypeAlias = tuple[Tensor | None, ...]
-"""The fields of Groups from `codes` on, for blocks as outputs. Those that a format does not have may be left out."""
+"""The fields of Groups from `codes` on, for blocks as outputs. Fields that a format does not have may be left out."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Form:
 
     @property
     def zero(self) -> int:
-        """What is added to a code so that it is not negative."""
+        """The number that makes codes positive when it is added."""
         return 0 if self.has_minima else 2 ** (self.bits - 1)
 
     @property
@@ -63,7 +63,7 @@ class Groups:
         return len(self.codes)
 
     def split(self, outputs: int) -> Iterator["Groups"]:
-        """Yield the weight in parts of so many outputs."""
+        """Yield the weight in parts of at most `outputs` outputs."""
         for at in range(0, self.outputs, outputs):
             yield self.map(lambda field: field[at : at + outputs])  # noqa: B023 (called at once)
 

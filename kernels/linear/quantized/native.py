@@ -157,7 +157,7 @@ CHECKED = (
 
 
 def random_groups(form: Form, outputs: int, inputs: int, generator: torch.Generator) -> Groups:
-    """Return random weights in a form, of about the size of 1. Those beyond `inputs` are 0 if there are no minima."""
+    """Return random weights in a form, of about the size of 1. Weights beyond `inputs` are 0 if there are no minima."""
     spans = -(-inputs // form.width)
     low = 0 if form.has_minima else -form.zero
 

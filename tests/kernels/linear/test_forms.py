@@ -20,7 +20,7 @@ few = settings(max_examples=25, deadline=None)
 
 
 def drawn(form: Form, seed: int, rows: int, outputs: int, spans: int, dtype: torch.dtype) -> tuple[Tensor, Groups]:
-    """Return x [rows, inputs] and a weight [outputs, inputs] of so many spans."""
+    """Return x [rows, inputs] and a weight [outputs, inputs]. spans: of the inputs."""
     generator = torch.Generator().manual_seed(seed)
     groups = random_groups(form, outputs, spans * form.width, generator)
     return torch.randn(rows, spans * form.width, generator=generator).to(dtype), groups
