@@ -35,7 +35,7 @@ def free_in_container(folder: Path, otherwise: int) -> int:
 
 
 def check_room(weights: int, device: torch.device) -> None:
-    """Raise ValueError if weights of this size, in bytes, do not fit into free memory. Call this before they are loaded."""
+    """Raise ValueError if weights, in bytes, do not fit into free memory. Call this before they are loaded."""
     free = free_memory(device)
     if weights > free:
         raise ValueError(f"the weights take {bytes_of(weights)}, but only {bytes_of(free)} are free")

@@ -62,11 +62,11 @@ def packed_codes(codes: Tensor, form: Form) -> Tensor:
         return units.flatten(2)
     upper = form.bits - 4
     # [blocks, groups, output of a half, unit, pair, input]: a unit's fields of each output and input are joined.
-    both = ((first >> 4) | (second >> 4 << upper)).unflatten(3, (-1, 2, 2))
+    both = ((first >> 4) | (second >> 4 << upper)).view(*first.shape[:3], -1, 2, 2)
     fields = both[..., 0, :] | both[..., 1, :] << 2 * upper
     if upper == 1:
         fields = fields[:, :, :, ::2] | fields[:, :, :, 1::2] << 4
-    lines = fields.unflatten(3, (-1, 2)).permute(0, 1, 3, 2, 5, 4)  # [.., line, output, input, byte of a word]
+    lines = fields.view(*first.shape[:3], -1, 2, 2).permute(0, 1, 3, 2, 5, 4)  # [.., line, output, input, byte]
     return torch.cat([units.flatten(2), lines.flatten(2)], dim=2)
 
 
