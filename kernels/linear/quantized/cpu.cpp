@@ -16,7 +16,6 @@
 namespace baton {
 namespace {
 
-constexpr int64_t AHEAD = 8192;  // Prefetch what comes at least this many bytes after what is in use.
 constexpr int INPUT_SUMS = 2;  // Number of the scratch buffer; moe/experts, which calls input_sums, uses 0 and 1.
 
 // Maximum rows of a tile. Each number of rows is compiled separately, so float32, which is rarely used with integer
@@ -44,66 +43,6 @@ struct Inputs {
     }
 };
 
-// The scales of a block's OUT outputs in the groups of one span, and their minima if the form has them.
-struct Scales {
-    alignas(LINE) float scales[MOST_SPAN][OUT], minima[MOST_SPAN][OUT];
-
-    // Read those of a span, which begin with the numbers that its groups share.
-    void read(const Form &form, const uint8_t *shared) {
-        const uint8_t *const factors = shared + OUT * 2 * (1 + form.minimum);
-        multiply(form, shared, factors, scales);
-        if (form.minimum) multiply(form, shared + OUT * 2, factors + form.span * OUT, minima);
-    }
-
-    // to [span, OUT] = shared [OUT] · factors [span, OUT], or the shared numbers if a span is one group.
-    static void multiply(const Form &form, const uint8_t *shared, const uint8_t *factors, float (*to)[OUT]) {
-        for (int v = 0; v < OUT; v += LANES) {
-            const floats number = form.half ? load_halves(shared + v * 2)
-                                            : load(reinterpret_cast<const bfloat16 *>(shared) + v);
-            if (form.span == 1)
-                put(to[0] + v, number);
-            else
-                for (int g = 0; g < form.span; g++) put(to[g] + v, number * load_bytes(factors + g * OUT + v));
-        }
-    }
-};
-
-// The groups of a matrix, in order. codes, scale and minimum are those of the group with the number `index`.
-template <int BITS, class T>
-struct Groups {
-    const Form form;
-    const int64_t count, head_bytes, code_bytes;
-    const int64_t ahead;  // bytes to a later span that is prefetched; whole spans, so that no line is left out
-    int64_t index = 0;
-    int within = 0;  // the group's number within its span
-    const uint8_t *codes;
-    Scales of_span;
-
-    Groups(const QuantizedMatrix<BITS, T> &m, int64_t block)
-        : form(m.form), count(m.groups()), head_bytes(form.head_bytes()), code_bytes(form.code_bytes()),
-          ahead((AHEAD + form.span_bytes() - 1) / form.span_bytes() * form.span_bytes()) {
-        enter(m.block(block));
-    }
-
-    bool left() const { return index < count; }
-    const float *scale() const { return of_span.scales[within]; }
-    const float *minimum() const { return of_span.minima[within]; }
-
-    void next() {
-        index++;
-        codes += code_bytes;
-        if (++within < form.span || index == count) return;
-        within = 0;
-        enter(codes);
-    }
-
-    void enter(const uint8_t *span) {
-        for (int64_t byte = 0; byte < head_bytes; byte += LINE) __builtin_prefetch(span + ahead + byte);
-        of_span.read(form, span);
-        codes = span + head_bytes;
-    }
-};
-
 // Return sum + left · right, rounded once where the target can. The compiler would round once in one tile of rows and
 // twice in another, depending on the code around.
 inline floats multiply_add(floats sum, floats left, floats right) {
@@ -115,24 +54,85 @@ inline floats multiply_add(floats sum, floats left, floats right) {
 #endif
 }
 
-// Add the sums of one group, scaled, to those of the groups before it.
-inline void add(float *to, floats sum, const float *scale) { put(to, multiply_add(load(to), sum, load(scale))); }
+// The groups of one block of a matrix, in order.
+template <int BITS, class T>
+struct Groups {
+    const Form form;
+    int64_t index = 0;
+    int within = 0;  // the group's number within its span
+    const uint8_t *codes, *factors;  // Those of minima are form.span · OUT bytes after the group's own.
+    floats shared[VECTORS], shared_minima[VECTORS];
 
-// The same, less the minima times the sum of the row's inputs.
-inline void add(float *to, floats sum, const float *scale, const float *minimum, float sum_of_inputs) {
-    put(to, multiply_add(multiply_add(load(to), sum, load(scale)), load(minimum), splat(-sum_of_inputs)));
-}
+    Groups(const QuantizedMatrix<BITS, T> &m, int64_t block) : form(m.form) { enter(m.block(block)); }
+
+    bool left() const { return index < form.groups; }
+
+    void next() {
+        index++;
+        codes += form.code_bytes;
+        factors += OUT;
+        if (++within < form.span || !left()) return;
+        within = 0;
+        enter(codes);
+    }
+
+    void enter(const uint8_t *span) {
+        for (int64_t byte = 0; byte < form.head_bytes; byte += LINE) __builtin_prefetch(span + form.ahead + byte);
+        for (int v = 0; v < VECTORS; v++) {
+            shared[v] = numbers(span, v);
+            if (form.minimum) shared_minima[v] = numbers(span + OUT * 2, v);
+        }
+        factors = span + OUT * 2 * (1 + form.minimum);
+        codes = span + form.head_bytes;
+    }
+
+    floats numbers(const uint8_t *from, int vector) const {
+        from += vector * LANES * 2;
+        return form.half ? load_halves(from) : load(reinterpret_cast<const bfloat16 *>(from));
+    }
+
+    floats scale(int vector) const {
+        return form.span == 1 ? shared[vector] : shared[vector] * load_bytes(factors + vector * LANES);
+    }
+
+    floats minimum(int vector) const {
+        if (form.span == 1) return shared_minima[vector];
+        return shared_minima[vector] * load_bytes(factors + form.span * OUT + vector * LANES);
+    }
+};
+
+// The scales and minima of one group.
+struct Scales {
+    floats scale[VECTORS], minimum[VECTORS];
+
+    template <class G>
+    explicit Scales(const G &group) {
+        for (int v = 0; v < VECTORS; v++) scale[v] = group.scale(v);
+        for (int v = 0; v < VECTORS && group.form.minimum; v++) minimum[v] = group.minimum(v);
+    }
+
+    // Add the sums of the group, scaled, to those of the groups before it.
+    void add(float *to, floats sum, int vector) const { put(to, multiply_add(load(to), sum, scale[vector])); }
+
+    // The same, less the minima times the sum of the row's inputs.
+    void add(float *to, floats sum, int vector, float sum_of_inputs) const {
+        const floats scaled = multiply_add(load(to), sum, scale[vector]);
+        put(to, multiply_add(scaled, minimum[vector], splat(-sum_of_inputs)));
+    }
+};
 
 // sums [ROWS, OUT] += scales · held - minima · (sum of the inputs), where `held` are the sums of one group. m: the rows.
 template <class M, class G, class W, int ROWS>
 __attribute__((always_inline)) inline void add_scaled(const M &m, const G &group, float *sums,
                                                       RowSums<W, ROWS> &held) {
-    const float *const scale = group.scale(), *const minimum = group.minimum();
+    const Scales scales(group);
     if (!m.input_sums)
-        return held.each([&](floats sum, int row, int column) { add(sums + row * OUT + column, sum, scale + column); });
+        return held.each([&](floats sum, int row, int column) {
+            scales.add(sums + row * OUT + column, sum, column / LANES);
+        });
     const float *const of_inputs = m.input_sums + group.index;
     held.each([&](floats sum, int row, int column) {
-        add(sums + row * OUT + column, sum, scale + column, minimum + column, of_inputs[row * group.count]);
+        scales.add(sums + row * OUT + column, sum, column / LANES, of_inputs[row * group.form.groups]);
     });
 }
 
@@ -146,7 +146,7 @@ void multiply_few(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums)
         const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
         RowSums<Number<T>, ROWS> held;
         for (int unit = 0; unit < units; unit++) {
-            codes.prefetch(unit, group.ahead);
+            codes.prefetch(unit, m.form.ahead);
             Number<T> weights[UNIT * OUT];
             codes.unpack(unit, weights);
 #pragma GCC unroll 4
@@ -175,7 +175,7 @@ void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums
                 if (t > 0) held.add(x.numbers, x.stride, weights, size / INPUTS);
                 for (int64_t i = 0; i < size && t == 0; i += UNIT) {
                     const int unit = static_cast<int>(i / UNIT);
-                    codes.prefetch(unit, group.ahead);
+                    codes.prefetch(unit, m.form.ahead);
                     codes.unpack(unit, weights + i * OUT);
                     held.add(x.numbers + i, x.stride, weights + i * OUT, UNIT / INPUTS);
                 }
@@ -198,17 +198,18 @@ void add_group(const M &m, const G &group, const Inputs<bfloat16, ROWS_AT_ONCE> 
     held.clear();
     held.add(left, operand(weights), m.form.group / TILE_INPUTS);
     held.store(found, OUT, rows.height * OUT);
-    const float *const scale = group.scale(), *const minimum = group.minimum();
+    const Scales scales(group);
     for (int64_t t = tile; t < tile + COUNT; t++)
         // The last tile's rows that the tile before it has too are left out.
         for (int64_t row = t * rows.height; row < rows.first(t) + rows.height; row++) {
             const float *const from = found + ((t - tile) * rows.height + row - rows.first(t)) * OUT;
             float *const to = sums + row * OUT;
             if (!m.input_sums)
-                for (int v = 0; v < OUT; v += LANES) add(to + v, load(from + v), scale + v);
+                for (int v = 0; v < VECTORS; v++) scales.add(to + v * LANES, load(from + v * LANES), v);
             else
-                for (int v = 0; v < OUT; v += LANES)
-                    add(to + v, load(from + v), scale + v, minimum + v, m.input_sums[row * group.count + group.index]);
+                for (int v = 0; v < VECTORS; v++)
+                    scales.add(to + v * LANES, load(from + v * LANES), v,
+                               m.input_sums[row * group.form.groups + group.index]);
         }
 }
 
@@ -224,7 +225,7 @@ void sums_in_tiles(const QuantizedMatrix<BITS, bfloat16> &m, int64_t block, floa
         bfloat16 *const numbers = weights[group.index % 2];
         const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
         for (int unit = 0; unit < m.form.group / UNIT; unit++) {
-            codes.prefetch(unit, group.ahead);
+            codes.prefetch(unit, m.form.ahead);
             codes.unpack(unit, numbers + unit * UNIT * OUT);
         }
         const Inputs<bfloat16, ROWS_AT_ONCE> x(m, group.index);
@@ -255,7 +256,7 @@ void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums,
 template <int BITS, class T>
 const float *input_sums(const QuantizedMatrix<BITS, T> &m) {
     if (!m.form.minimum) return nullptr;
-    const int64_t groups = m.groups(), size = m.form.group;
+    const int64_t groups = m.form.groups, size = m.form.group;
     float *const sums = scratch(INPUT_SUMS, m.rows * groups);
     for (int64_t row = 0; row < m.rows; row++)
         for (int64_t g = 0; g < groups; g++) {
@@ -310,7 +311,9 @@ void look_up(const QuantizedMatrix<BITS, T> &m, const int64_t *tokens, T *y) {
             T *to = y + row * m.inputs;
             for (Groups<BITS, T> group(m, tokens[row] / OUT); group.left(); group.next()) {
                 const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
-                const float scale = group.scale()[output], minimum = m.form.minimum ? group.minimum()[output] : 0.0f;
+                const Scales scales(group);
+                const float scale = scales.scale[output / LANES][output % LANES];
+                const float minimum = m.form.minimum ? scales.minimum[output / LANES][output % LANES] : 0.0f;
                 const int64_t count = std::min<int64_t>(m.form.group, m.inputs - group.index * m.form.group);
                 for (int i = 0; i < count; i++)
                     put(to++, scale * static_cast<float>(codes.one(i / UNIT, output, i % UNIT)) - minimum);
@@ -332,11 +335,12 @@ extern "C" void baton_quantized_linear(int type, int form, const void *x, int64_
                                        int64_t outputs) {
     using namespace baton;
     with_type(type, [=](auto *t) {
-        with_bits(Form(form).bits, [=](auto bits) {
+        const Form given(form, inputs);
+        with_bits(given.bits, [=](auto bits) {
             using T = std::remove_pointer_t<decltype(t)>;
             const auto *const data = static_cast<const uint8_t *>(blocks);
             const auto *const row = static_cast<const T *>(x), *const added = static_cast<const T *>(bias);
-            const QuantizedMatrix<bits, T> m{data, Form(form), row, added, x_stride, rows, inputs, outputs, nullptr};
+            const QuantizedMatrix<bits, T> m{data, given, row, added, x_stride, rows, inputs, outputs, nullptr};
             linear(m, static_cast<T *>(y), y_stride);
         });
     });
@@ -347,10 +351,11 @@ extern "C" void baton_quantized_look_up(int type, int form, const void *blocks, 
                                         int64_t rows, int64_t inputs) {
     using namespace baton;
     with_type(type, [=](auto *t) {
-        with_bits(Form(form).bits, [=](auto bits) {
+        const Form given(form, inputs);
+        with_bits(given.bits, [=](auto bits) {
             using T = std::remove_pointer_t<decltype(t)>;
             const auto *const data = static_cast<const uint8_t *>(blocks);
-            const QuantizedMatrix<bits, T> m{data, Form(form), nullptr, nullptr, 0, rows, inputs, 0, nullptr};
+            const QuantizedMatrix<bits, T> m{data, given, nullptr, nullptr, 0, rows, inputs, 0, nullptr};
             look_up(m, tokens, static_cast<T *>(y));
         });
     });

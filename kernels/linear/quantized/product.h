@@ -6,21 +6,23 @@
 namespace baton {
 
 constexpr int MOST_GROUP = 64;  // Maximum inputs that share a scale.
-constexpr int MOST_SPAN = 16;  // Maximum groups that share a number.
+constexpr int64_t AHEAD = 8192;  // Prefetch what comes at least this many bytes after what is in use.
 
-// How weights are stored: kernels/linear/quantized/forms.py says what each field means.
+// How weights are stored: kernels/linear/quantized/forms.py says what bits, group, span, minimum and half mean.
 struct Form {
     int bits, group, span;
     bool minimum, half;
+    int64_t groups, spans;  // of a row of inputs
+    int64_t code_bytes, head_bytes, span_bytes;  // of a block: a group's codes; a span's scales and factors; a span.
+    int64_t ahead;  // Bytes to the span that is prefetched: whole spans, so that no line is left out.
 
     // code: what Form.code in forms.py returns.
-    explicit Form(int code)
-        : bits(code & 15), group(code >> 8 & 255), span(code >> 16), minimum(code & 16), half(code & 32) {}
-
-    // Return the bytes of a block's codes of one group, of a span's scales and factors, and of a whole span.
-    int64_t code_bytes() const { return BLOCK_OUT * group * bits / 8; }
-    int64_t head_bytes() const { return (BLOCK_OUT * 2 + (span > 1 ? span * BLOCK_OUT : 0)) * (minimum ? 2 : 1); }
-    int64_t span_bytes() const { return head_bytes() + span * code_bytes(); }
+    Form(int code, int64_t inputs)
+        : bits(code & 15), group(code >> 8 & 255), span(code >> 16), minimum(code & 16), half(code & 32),
+          groups((inputs + group - 1) / group), spans((groups + span - 1) / span),
+          code_bytes(BLOCK_OUT * group * bits / 8),
+          head_bytes((BLOCK_OUT * 2 + (span > 1 ? span * BLOCK_OUT : 0)) * (minimum ? 2 : 1)),
+          span_bytes(head_bytes + span * code_bytes), ahead((AHEAD + span_bytes - 1) / span_bytes * span_bytes) {}
 };
 
 // A matrix of integers of BITS bits. data: [blocks, spans, bytes of a span], as packed() in native.py says.
@@ -34,14 +36,9 @@ struct QuantizedMatrix {
     const float *input_sums;  // [rows, groups]: the sum of each group of inputs; used if the form has minima.
 
     int64_t blocks() const { return (outputs + BLOCK_OUT - 1) / BLOCK_OUT; }
-    int64_t groups() const { return (inputs + form.group - 1) / form.group; }
-    int64_t spans() const { return (groups() + form.span - 1) / form.span; }
-    const uint8_t *span(int64_t block, int64_t index) const {
-        return data + (block * spans() + index) * form.span_bytes();
-    }
-    const uint8_t *block(int64_t index) const { return span(index, 0); }
+    const uint8_t *block(int64_t index) const { return data + index * form.spans * form.span_bytes; }
     QuantizedMatrix from_row(int64_t row, int64_t count) const {
-        return with(x + row * x_stride, x_stride, count, input_sums ? input_sums + row * groups() : nullptr);
+        return with(x + row * x_stride, x_stride, count, input_sums ? input_sums + row * form.groups : nullptr);
     }
     QuantizedMatrix with(const T *rows_x, int64_t stride, int64_t count, const float *sums) const {
         return {data, form, rows_x, bias, stride, count, inputs, outputs, sums};

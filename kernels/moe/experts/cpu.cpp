@@ -172,9 +172,10 @@ void project_out(const M &m, const T *hidden, const Choice &c, const SortedPairs
 template <class T, class F>
 void with_matrix(int form, const void *weight, int64_t outputs, int64_t inputs, F f) {
     if (form == 0) return f(PackedMatrix<T>{nullptr, static_cast<const T *>(weight), nullptr, 0, 0, inputs, outputs});
-    with_bits(Form(form).bits, [=](auto bits) {
+    const Form given(form, inputs);
+    with_bits(given.bits, [=](auto bits) {
         const auto *const data = static_cast<const uint8_t *>(weight);
-        f(QuantizedMatrix<bits, T>{data, Form(form), nullptr, nullptr, 0, 0, inputs, outputs, nullptr});
+        f(QuantizedMatrix<bits, T>{data, given, nullptr, nullptr, 0, 0, inputs, outputs, nullptr});
     });
 }
 
