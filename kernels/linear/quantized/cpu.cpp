@@ -122,17 +122,16 @@ struct Scales {
 };
 
 // sums [ROWS, OUT] += scales · held - minima · (sum of the inputs), where `held` are the sums of one group. m: the rows.
-template <class M, class G, class W, int ROWS>
-__attribute__((always_inline)) inline void add_scaled(const M &m, const G &group, float *sums,
+template <class M, class W, int ROWS>
+__attribute__((always_inline)) inline void add_scaled(const M &m, int64_t group, const Scales &scales, float *sums,
                                                       RowSums<W, ROWS> &held) {
-    const Scales scales(group);
     if (!m.input_sums)
         return held.each([&](floats sum, int row, int column) {
             scales.add(sums + row * OUT + column, sum, column / LANES);
         });
-    const float *const of_inputs = m.input_sums + group.index;
+    const float *const of_inputs = m.input_sums + group;
     held.each([&](floats sum, int row, int column) {
-        scales.add(sums + row * OUT + column, sum, column / LANES, of_inputs[row * group.form.groups]);
+        scales.add(sums + row * OUT + column, sum, column / LANES, of_inputs[row * m.form.groups]);
     });
 }
 
@@ -153,7 +152,7 @@ void multiply_few(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums)
             for (int input = 0; input < UNIT; input += INPUTS)
                 held.add(x.numbers + unit * UNIT + input, x.stride, weights + input * OUT, 1);
         }
-        add_scaled(m, group, sums, held);
+        add_scaled(m, group.index, Scales(group), sums, held);
     }
 }
 
@@ -167,6 +166,7 @@ void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums
     alignas(LINE) Number<T> weights[MOST_GROUP * OUT];
     for (Groups<BITS, T> group(m, block); group.left(); group.next()) {
         const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
+        const Scales scales(group);
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t row = m.rows * t / tiles;
             with_rows<Number<T>, LEAST, MOST>(m.rows * (t + 1) / tiles - row, [&](auto held) {
@@ -179,7 +179,7 @@ void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums
                     codes.unpack(unit, weights + i * OUT);
                     held.add(x.numbers + i, x.stride, weights + i * OUT, UNIT / INPUTS);
                 }
-                add_scaled(part, group, sums + row * OUT, held);
+                add_scaled(part, group.index, scales, sums + row * OUT, held);
             });
         }
     }
