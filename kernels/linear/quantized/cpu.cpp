@@ -60,7 +60,7 @@ struct Groups {
     const Form form;
     int64_t index = 0;
     int within = 0;  // the group's number within its span
-    const uint8_t *codes, *factors;  // Those of minima are form.span · OUT bytes after the group's own.
+    const uint8_t *codes, *factors;  // The factors of minima are form.span · OUT bytes after the factors.
     floats shared[VECTORS], shared_minima[VECTORS];
 
     Groups(const QuantizedMatrix<BITS, T> &m, int64_t block) : form(m.form) { enter(m.block(block)); }
