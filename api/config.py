@@ -79,6 +79,10 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(description="format of the model's reasoning; auto detects it from the chat template"),
     ] = "auto"
 
+    reasoning_budget: Annotated[
+        AtLeastZero | None, MODEL, Meta(description="maximum tokens of reasoning [no limit]")
+    ] = None
+
     memory: Annotated[
         AtLeastOne | None,
         MEMORY,

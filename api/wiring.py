@@ -34,6 +34,7 @@ from baton.api.generation.fields import check_defaults
 from baton.api.generation.gateway import Gateway
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.structured import GrammarCompiler
+from baton.api.generation.tool_choice import limit_of
 from baton.api.machine.batch import BatchLimits, batch_limits, explain_headless, wants_head
 from baton.api.machine.device import allocate_pools, enter_device, make_device, pool_memory, stream_of
 from baton.api.machine.host_arena import ArenaStart, host_bytes, mapped_arena
@@ -111,7 +112,12 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         "reasoning_parser": formats.reasoning.name if formats.reasoning is not None else None,
     }
     grammars = grammar_compiler(text, model.vocab_size)
-    served = ServedModel(text, model.vocab_size, max_model_len, info, formats, grammars, sizes.max_running, name)
+    budget = config.reasoning_budget
+    served = ServedModel(
+        text, model.vocab_size, max_model_len, info, formats, grammars, sizes.max_running, budget, name
+    )
+    if budget is not None and limit_of(served, budget) is None:
+        raise StartError("--reasoning-budget: the model does not reason between two tokens that mark it")
     peering = None
     if config.peer or config.peer_listen is not None:
         try:

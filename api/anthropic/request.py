@@ -27,7 +27,7 @@ class Thinking(Struct, forbid_unknown_fields=True):
     """The field `thinking`: whether the model reasons before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Meta(ge=1)] | None = None  # accepted, but not enforced
+    budget_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None  # ignored if reasoning cannot be limited
     display: Literal["summarized", "omitted"] | None = None  # accepted, but reasoning is always shown
 
 

@@ -80,7 +80,8 @@ async def read_chat(model: ServedModel, body: MessagesRequest) -> ChatInput:
         raise errors.bad_request(message, at, "invalid_value")
     variables = thinking_variables(model, body) | body.chat_template_kwargs
     ending: Ending = "message" if last["role"] == "assistant" else "answer"
-    return ChatInput(chat.messages, ending, variables, tools, wanted_in(body), chat.beginnings)
+    budget = body.thinking.budget_tokens if body.thinking is not None and body.thinking.type == "enabled" else None
+    return ChatInput(chat.messages, ending, variables, tools, wanted_in(body), budget, chat.beginnings)
 
 
 def message_request(body: MessagesRequest, plan: ChatPlan, id: str, salt: str) -> Request:

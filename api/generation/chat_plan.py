@@ -25,6 +25,7 @@ class ChatInput:
     variables: dict[str, Any] = field(default_factory=dict)  # further variables for the chat template
     tools: ToolUse = NO_TOOLS
     output: GrammarWriters = field(default_factory=dict)  # required format of the answer; empty: any text
+    budget: int | None = None  # the most tokens of reasoning; None: those of --reasoning-budget
     beginnings: Sequence[Beginning] = ()  # parts of the chat after which the client asks for a checkpoint
 
 
@@ -59,4 +60,5 @@ async def plan_chat(model: ServedModel, chat: ChatInput, salt: str, make: Render
 
 async def plan_output(model: ServedModel, prompt: Prompt, chat: ChatInput) -> ChatPlan:
     """Compile the grammar for a prompt that is rendered already. Raises ApiError: 400, 503."""
-    return ChatPlan(model, prompt, chat.tools, await grammar_of(model, prompt, chat.tools, chat.output))
+    grammar = await grammar_of(model, prompt, chat.tools, chat.output, chat.budget)
+    return ChatPlan(model, prompt, chat.tools, grammar)

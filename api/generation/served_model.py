@@ -97,4 +97,5 @@ class ServedModel:
     formats: OutputFormats = field(default_factory=OutputFormats)  # how the model writes reasoning and tool calls
     grammars: GrammarCompiler = field(default_factory=no_grammars)
     max_running: int = 16  # maximum requests that run at once
+    reasoning_budget: int | None = None  # the most tokens of reasoning, unless a request states its own
     weights: str = ""  # fingerprint of the weights and of the layout of states; empty: unknown

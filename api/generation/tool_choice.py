@@ -10,7 +10,13 @@ from baton.api.generation.request_builder import Prompt
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.structured import GrammarWriters, write_one
 from baton.api.generation.tools import Mode, ReadTool, ToolUse, read_tools
-from baton.models.text.formats.grammars import CallableTool, WantedCalls, arguments_grammar, output_grammar
+from baton.models.text.formats.grammars import (
+    CallableTool,
+    ReasoningLimit,
+    WantedCalls,
+    arguments_grammar,
+    output_grammar,
+)
 
 
 async def read_tool_use(
@@ -76,26 +82,49 @@ def read_name(tool: Mapping[str, Any], at: str) -> str:
     return read_string(read_object_at(inner, f"{at}.function").get("name"), f"{at}.name")
 
 
-async def grammar_of(model: ServedModel, prompt: Prompt, use: ToolUse, output: GrammarWriters) -> str:
+async def grammar_of(
+    model: ServedModel, prompt: Prompt, use: ToolUse, output: GrammarWriters, budget: int | None = None
+) -> str:
     """Compile the grammar of the whole output. Return its text for SamplingParams, or "" if any output is allowed.
 
     Reasoning may come first. Calls follow the schemas of their tools if a call is required, a tool is strict, not all
     tools are allowed, or the answer has a required format. With a format, the output is either an answer in this format
     or calls; if a call is required, the format is ignored.
 
-    output: the required format of the answer. Raises ApiError: 400, 503.
+    output: the required format of the answer.
+    budget: the most tokens of reasoning; None: those of --reasoning-budget.
+    Raises ApiError: 400, 503.
     """
     calls = calls_of(model, use, answers=bool(output))
-    if not output and calls is None:
+    limit = limit_of(model, model.reasoning_budget if budget is None else budget)
+    if not output and calls is None and limit is None:
         return ""
     field = next(iter(output)) if output and not (calls and calls.required) else None
 
     def write() -> str:
         answer = write_one(output) if field is not None else None
-        return output_grammar(answer, calls, model.text.added_tokens, model.formats.reasoning, prompt.in_reasoning)
+        reasoning = model.formats.reasoning
+        return output_grammar(answer, calls, model.text.added_tokens, reasoning, prompt.in_reasoning, limit)
 
     tools = {each.name: partial(arguments_grammar, each) for each in (calls.tools if calls is not None else ())}
-    return await model.grammars.compiled(write, field or "tools", tools)
+    named = field or ("tools" if calls is not None else "thinking_token_budget")
+    return await model.grammars.compiled(write, named, tools)
+
+
+def read_budget(model: ServedModel, budget: int | None, at: str) -> int | None:
+    """Return a request's budget of reasoning. Raises ApiError 400 if the model's reasoning cannot be limited."""
+    if budget is not None and limit_of(model, budget) is None:
+        raise errors.unsupported(at, "cannot be kept: the model does not reason between two tokens that mark it")
+    return budget
+
+
+def limit_of(model: ServedModel, budget: int | None) -> ReasoningLimit | None:
+    """Return the limit of reasoning; None without a budget, or if the model's markers are no tokens of their own."""
+    format = model.formats.reasoning
+    if budget is None or format is None or not {format.begin, format.end} <= model.text.added_tokens:
+        return None
+    [begin] = model.text.encode(format.begin, add_special_tokens=False)
+    return ReasoningLimit(budget, begin)
 
 
 def calls_of(model: ServedModel, use: ToolUse, answers: bool) -> WantedCalls | None:

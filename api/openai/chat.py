@@ -13,14 +13,14 @@ from baton.api.exchange import answer_json, new_id, read_body, salt_of, submit
 from baton.api.generation.answers import collect, logprobs_size, usage
 from baton.api.generation.chat_plan import ChatInput, ChatPlan, plan_chat
 from baton.api.generation.chat_prompt import effort_variables, read_ending
-from baton.api.generation.fields import Choices, Salt, TopLogprobs, request_params, seed_of
+from baton.api.generation.fields import Choices, Count, Salt, TopLogprobs, request_params, seed_of
 from baton.api.generation.messages import read_messages
 from baton.api.generation.offload import off_loop
 from baton.api.generation.outputs import Generation
 from baton.api.generation.request_builder import build_request, encode
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.structured import StructuredFields, wanted_in
-from baton.api.generation.tool_choice import read_tool_use
+from baton.api.generation.tool_choice import read_budget, read_tool_use
 from baton.api.generation.tools import read_tool
 from baton.api.openai.chat_answers import ChatChoice, ChatCompletion, ChatEncoder, choice_logprobs, choice_of
 from baton.api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions
@@ -31,7 +31,15 @@ from baton.api.sse import stream
 routes = web.RouteTableDef()
 
 # Fields that chat completions support, unlike completions.
-OWN = ("tools", "tool_choice", "parallel_tool_calls", "prediction", "reasoning_effort", "store")
+OWN = (
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "prediction",
+    "reasoning_effort",
+    "thinking_token_budget",
+    "store",
+)
 IGNORED_IN_CHAT = IGNORED - set(OWN)
 UNSUPPORTED_IN_CHAT: Unsupported = {name: same for name, same in UNSUPPORTED.items() if name not in OWN}
 
@@ -70,6 +78,7 @@ class ChatRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
+    thinking_token_budget: Count | None = None
     prediction: Prediction | None = None
     store: bool = False  # accepted, because some clients always send it; nothing is stored (`api/openai/stored.py`)
 
@@ -116,6 +125,7 @@ async def read_chat(model: ServedModel, body: ChatRequest) -> ChatInput:
         effort_variables(model, body.reasoning_effort, "reasoning_effort") | body.chat_template_kwargs,
         tools,
         wanted_in(body),
+        read_budget(model, body.thinking_token_budget, "thinking_token_budget"),
     )
 
 

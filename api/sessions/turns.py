@@ -20,7 +20,7 @@ from baton.api.generation.parsed_answer import ParsedAnswer
 from baton.api.generation.request_builder import Prompt, build_request, encode
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.structured import StructuredFields, wanted_in
-from baton.api.generation.tool_choice import grammar_of, read_tool_use
+from baton.api.generation.tool_choice import grammar_of, read_budget, read_tool_use
 from baton.api.generation.tools import ToolUse, read_tool
 from baton.api.openai.chat import IGNORED_IN_CHAT
 from baton.api.openai.chat_answers import ChatMessage, message_of
@@ -48,6 +48,7 @@ class TurnRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
+    thinking_token_budget: Count | None = None
 
 
 class TurnStarted(Struct, tag_field="type", tag="turn.started"):
@@ -100,7 +101,8 @@ async def create_turn(request: web.Request) -> web.StreamResponse:
         turn.prefill_only = body.max_tokens == 0
         use = await read_tool_use(model, body.tools, body.tool_choice, body.parallel_tool_calls, read_tool)
         prompt = await read_input(model, body, turn, use)
-        grammar = await grammar_of(model, prompt, use, wanted_in(body))
+        budget = read_budget(model, body.thinking_token_budget, "thinking_token_budget")
+        grammar = await grammar_of(model, prompt, use, wanted_in(body), budget)
         built = turn.bind(build_request(model, turn.request, prompt, params_of(body, session.salt, grammar)))
         if session.closed:
             raise errors.unknown_session(session.id, "session")

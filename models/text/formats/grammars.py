@@ -56,6 +56,14 @@ class WantedCalls:
         return marker(text, self.added)
 
 
+@dataclass(frozen=True)
+class ReasoningLimit:
+    """The limit of a thought, for a model whose markers of reasoning are tokens of their own."""
+
+    tokens: int  # between the markers; then the end marker follows
+    begin: int  # id of the begin marker
+
+
 CallRules = Callable[[WantedCalls], list[str]]
 """Function that returns a format's rules: `calls`, which begins after the first marker, and the rules that it uses."""
 
@@ -66,16 +74,22 @@ def output_grammar(
     added: Collection[str],
     reasoning: ReasoningFormat | None,
     begun: bool,
+    limit: ReasoningLimit | None = None,
 ) -> str:
-    """Return the grammar of an output that consists of an answer, of tool calls, or of either.
+    """Return the grammar of an output that consists of an answer, of tool calls, of either, or of anything.
 
     answer: the grammar of the answer; None if there is none.
-    calls: the calls that are allowed; None if there are none. At least one of `answer` and `calls` is given.
+    calls: the calls that are allowed; None if there are none. Without `answer` and `calls` there is a limit, and
+        anything may follow the thought.
     added: texts for which the tokenizer has a token of their own.
     reasoning: the format of reasoning that may come first; None if the model does not reason.
     begun: whether the prompt has already opened the reasoning.
+    limit: the limit of the reasoning; None if it has none.
     """
-    thought = thought_rules(added, reasoning, begun) if reasoning is not None else []
+    thought = thought_rules(added, reasoning, begun, limit) if reasoning is not None else []
+    if answer is None and calls is None:
+        assert thought and limit is not None
+        return limited_output(thought, begun, limit)
     if answer is not None and calls is None and not thought:
         return answer
     if answer is not None and calls is not None:
@@ -91,7 +105,8 @@ def output_grammar(
         opening = "" if not thought else "thought " if begun else "thought? "
         start = [f"start: {opening}{BREAKS} {calls.marker(calls.begin)} calls"]
     else:
-        opening = "thought? " if thought else ""
+        # A limited thought that has begun must end: the limit would not count if the text could be the answer's, too.
+        opening = "" if not thought else "thought " if begun and limit is not None else "thought? "
         repeated = "*" if calls.parallel else "?"
         start = [f"start: {opening}(trigger calls){repeated} TEXT", trigger_rule(calls)]
     return "\n".join([*start, *lines, ""])
@@ -109,9 +124,22 @@ def grammar_in(text: str) -> dict[str, Any]:
     return dict(grammar)
 
 
-def thought_rules(added: Collection[str], reasoning: ReasoningFormat, begun: bool) -> list[str]:
+def limited_output(thought: Sequence[str], begun: bool, limit: ReasoningLimit) -> str:
+    """Return the grammar of a thought within its limit and anything after it, or of anything without a thought."""
+    start = "thought anything" if begun else "thought anything | thoughtless"
+    thoughtless = f"thoughtless: <[^{limit.begin}]>*"
+    return "\n".join([f"start: {start}", "anything: <[*]>*", thoughtless, "TEXT: /(?s:.*)/", *thought, ""])
+
+
+def thought_rules(
+    added: Collection[str], reasoning: ReasoningFormat, begun: bool, limit: ReasoningLimit | None = None
+) -> list[str]:
     """Return the rule `thought`: reasoning with its markers, but only the end marker if the prompt has `begun` it."""
     begin = "" if begun else f"{marker(reasoning.begin, added)} "
+    if limit is not None and reasoning.end in added:
+        if limit.tokens == 0:
+            return [f"thought: {begin}{reasoning.end}"]
+        return [f"thought: {begin}within_limit {reasoning.end}", f"within_limit[max_tokens={limit.tokens}]: TEXT"]
     if reasoning.end in added:
         return [f"thought: {begin}TEXT {reasoning.end}"]
     return [f"thought: {begin}rest_of_thought", up_to("rest_of_thought", reasoning.end)]
