@@ -49,7 +49,8 @@ from baton.kernels.runtime.cpp import use_threads
 from baton.kernels.runtime.triton import use_tf32
 from baton.models.batch import Model, predictor_of
 from baton.models.config import ModelConfig, ModelError
-from baton.models.layers.linear import Linear
+from baton.models.layers.experts import Experts
+from baton.models.layers.linear import Embedding, Linear
 from baton.models.loading.checkpoint import find_family, load_model, may_keep_integers, saved_by_file
 from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.fingerprint import fingerprint
@@ -64,6 +65,7 @@ DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BITS = {"none": None, "int8": 8, "int4": 4}
 EXAMPLE_MODEL = "no MODEL was named, so this is the bundled example model"
+AS_IN_FILE = "as in the file"  # name of the quantization of weights whose integers are those of the file
 DEFAULT_MAX_MODEL_LEN = 131_072  # default of --max-model-len, unless the model's own limit is lower
 
 
@@ -102,7 +104,7 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
     info = {
         "family": values.values["model_type"],
         "device": str(device),
-        "quantize": config.quantize,
+        "quantize": name_quantization(config, model),
         "weight_bytes": weight_bytes(model),
         "slots": sizes.slots,
         "pages": sizes.pages,
@@ -127,7 +129,7 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
     return LoadedModel(
         served,
         [
-            f"weights of {weight_bytes(model) / 2**20:.1f} MiB (quantize: {config.quantize})",
+            f"weights of {weight_bytes(model) / 2**20:.1f} MiB (quantize: {name_quantization(config, model)})",
             *headless,
             *notes(config, sizes, batch),
         ],
@@ -214,10 +216,20 @@ def saved(model: Model, path: Path, bits: int | None, is_native: bool) -> int:
     return saved_by_file(path, model) if is_native and may_keep_integers(path, torch.device("cpu")) else 0
 
 
+def name_quantization(config: Config, model: Model) -> str:
+    """Return the name of what the weights are: a value of --quantize, or that their integers are those of the file."""
+    return AS_IN_FILE if config.quantize == "none" and has_integers(model) else config.quantize
+
+
 def has_integers(model: Model) -> bool:
     """Return whether a model has weights of integers."""
     layers = model.modules() if isinstance(model, nn.Module) else ()
-    return any(isinstance(layer, Linear) and layer.integers for layer in layers)
+    return any(
+        any(packed.form for packed in layer.packed.values())
+        if isinstance(layer, Experts)
+        else isinstance(layer, Linear | Embedding) and layer.integers is not None
+        for layer in layers
+    )
 
 
 def grammar_compiler(text: ModelText, vocab_size: int) -> GrammarCompiler:
@@ -333,7 +345,7 @@ def name_states(config: Config, model: Model, path: Path) -> str:
     """
     quantized = config.quantize if config.quantize == "none" else f"{config.quantize} {QUANTIZED}"
     if config.quantize == "none" and has_integers(model):
-        quantized = "as in the file"
+        quantized = AS_IN_FILE
     return fingerprint(path, model.state_specs(), model.kv_specs(), weight_dtype(config, path), quantized)
 
 

@@ -31,7 +31,7 @@ OTHERS = {
 }  # fmt: skip
 """Dtypes that are not read, for error messages."""
 NAMES = PLAIN | QUANTIZED | OTHERS
-MOST_DIMENSIONS = 8
+MOST_DIMENSIONS, MOST_IN_DIMENSION = 8, 1 << 48
 BROKEN = (struct.error, ValueError, TypeError, ArithmeticError, RecursionError)
 """Errors of reading a header that is broken."""
 Described: TypeAlias = tuple[str, tuple[int, ...], str, int, int]
@@ -162,6 +162,8 @@ def _read_tensor(cursor: Cursor) -> Described:
     elements = 1
     for extent in shape:
         elements *= extent
+    if max(shape, default=0) > MOST_IN_DIMENSION:
+        raise ValueError(f"a tensor of {list(shape)} numbers")
     if dtype in PLAIN_BYTES:
         return name, shape, dtype, offset, elements * PLAIN_BYTES[dtype]
     if dtype not in BLOCKS:

@@ -118,9 +118,9 @@ def may_keep_integers(path: Path, device: torch.device) -> bool:
     Raises ModelError if `path` is no checkpoint, or for a quantization that is not supported.
     """
     check_source(path)
-    if path.suffix == SUFFIX:
-        return True
-    quantization = read_quantization(path, read_source_config(path)) if device.type == "cpu" else None
+    if device.type != "cpu" or path.suffix == SUFFIX:
+        return device.type == "cpu"
+    quantization = read_quantization(path, read_source_config(path))
     return quantization is not None and quantization.may_keep
 
 

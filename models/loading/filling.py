@@ -129,9 +129,12 @@ class Reader:
         except MixedGroups:
             return None
 
-    def _groups(self, stored: StoredTensor) -> Groups:
-        """Return the integers and scales of a stored tensor. Raises ModelError if a scale is not finite."""
-        groups = stored.groups(self.shards.view) if isinstance(stored, Composed) else self.shards.groups(stored)
+    def _groups(self, stored: StoredTensor, rows: slice) -> Groups:
+        """Return the integers and scales of rows of a stored tensor. Raises ModelError if a scale is not finite.
+
+        rows: all rows of a tensor that is composed.
+        """
+        groups = stored.groups(self.shards.view) if isinstance(stored, Composed) else self.shards.groups(stored, rows)
         for scales in (groups.scales, groups.minima):
             if scales is not None:
                 check_finite(stored.name, scales)

@@ -1,5 +1,6 @@
 """Weights that stay as integers in memory, as a GGUF file or quantized safetensors have them."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -7,7 +8,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.linear.quantized import Form, Groups, QuantizedWeight, keep
+from baton.kernels.linear.quantized import OUTPUTS_AT_ONCE, Form, Groups, QuantizedWeight, keep
 from baton.kernels.linear.quantized.native import BLOCK, shape_of
 from baton.kernels.moe.experts import PARTS, PackedExperts, keep as keep_experts
 from baton.models.family import Piece, whole
@@ -18,7 +19,8 @@ from baton.models.loading.formats.composed import Composed, MixedGroups
 from baton.models.loading.shards import StoredTensor
 
 Part = tuple[StoredTensor, Piece]
-ReadGroups = Callable[[StoredTensor], Groups]
+ReadGroups = Callable[[StoredTensor, slice], Groups]
+WHOLE = slice(None)
 ReadFloats = Callable[[Part, Tensor], Tensor]
 Kept = list[QuantizedWeight | Tensor] | PackedExperts
 """A weight of which integers stay integers: the parts of a projection's, or that of experts."""
@@ -64,7 +66,7 @@ def runs_of(empty: Tensor, parts: Sequence[Part]) -> list[Run]:
     Returns [] if no part is of integers, or if a part fills anything but consecutive whole rows.
     """
     inputs, views = empty.shape[1], [(piece.place(empty), (stored, piece)) for stored, piece in parts]
-    if not any(form_of(stored) for stored, _ in parts):
+    if not any(form_of(stored) for stored, _ in parts) or any(computes(*part) for part in parts):
         return []
     if any(view.ndim != 2 or view.shape[1] != inputs or not view.is_contiguous() for view, _ in views):
         return []
@@ -85,9 +87,32 @@ def rows_kept(
         if run.form is None:
             found.append(torch.cat([floats(part, part[1].place(empty)) for part in run.parts]))
         else:
-            groups = joined([taken(read(stored), stored.shape, piece) for stored, piece in run.parts])
-            found.append(keep(groups, empty.shape[1], empty.dtype))
+            parts = list(rows_of(run, read))
+            found.append(keep(parts, parts[0].form, run.rows, empty.shape[1], empty.dtype))
     return found
+
+
+def rows_of(run: Run, read: ReadGroups) -> Iterator[Groups]:
+    """Yield the rows of a run, a few at a time where a file has them as they are. Raises MixedGroups."""
+    sizes = [math.prod(stored.shape[:-1]) for stored, _ in run.parts]
+    if any(is_moved(*part) for part in run.parts) or any(size % BLOCK for size in sizes[:-1]):
+        yield joined([taken(read(stored, WHOLE), stored.shape, piece) for stored, piece in run.parts])
+        return
+    for (stored, _), size in zip(run.parts, sizes, strict=True):
+        for at in range(0, size, OUTPUTS_AT_ONCE):
+            yield read(stored, slice(at, min(at + OUTPUTS_AT_ONCE, size)))
+
+
+def is_moved(stored: StoredTensor, piece: Piece) -> bool:
+    """Return whether a tensor is composed of others, or a piece takes a part of it or moves its numbers."""
+    return piece.take is not whole or isinstance(stored, Composed)
+
+
+def computes(stored: StoredTensor, piece: Piece) -> bool:
+    """Return whether a piece computes with a tensor's integers, instead of moving them: then they become floats."""
+    if piece.take is whole or form_of(stored) is None:
+        return False
+    return piece.take(torch.empty(stored.shape, dtype=torch.int8, device="meta")).dtype != torch.int8
 
 
 def experts_kept(empty: Tensor, matrices: int, parts: Sequence[Part], read: ReadGroups) -> PackedExperts | None:
@@ -96,20 +121,33 @@ def experts_kept(empty: Tensor, matrices: int, parts: Sequence[Part], read: Read
     matrices: of an expert. Raises MixedGroups.
     """
     count, rows, inputs = empty.shape
-    forms = {form_of(stored) for stored, _ in parts}
-    if None in forms or len(forms) > 1:
+    forms, height = {form_of(stored) for stored, _ in parts}, rows // matrices
+    form = forms.pop() if len(forms) == 1 else None
+    views = [piece.place(empty) for _, piece in parts]
+    if form is None or any(view.shape[-1] != inputs or view.shape[-2] % height for view in views):
         return None
-    found, height = dict[int, Groups](), rows // matrices
-    for stored, piece in parts:
-        view = piece.place(empty)
-        view = view.unsqueeze(0) if view.ndim == 2 else view  # A tensor of one expert, or of all.
-        if view.ndim != 3 or view.shape[2] != inputs or view.shape[1] % height:
-            return None
-        groups = taken(read(stored), stored.shape, piece)
-        first, of_expert = view.storage_offset() // inputs // height, view.shape[1] // height
-        for number, matrix in enumerate(groups.split(height)):
-            found[number // of_expert * matrices + first + number % of_expert] = matrix
-    return keep_experts([found[number] for number in range(count * matrices)], matrices, inputs, empty.dtype)
+    if any(computes(*part) for part in parts):
+        return None
+
+    def numbered() -> Iterator[tuple[int, Groups]]:
+        """Yield each matrix with its number, one tensor or one matrix at a time."""
+        for view, (stored, piece) in zip(views, parts, strict=True):
+            first, of_expert = view.storage_offset() // inputs // height, view.shape[-2] // height
+            for number, matrix in enumerate(matrices_of(stored, piece, height, read)):
+                if matrix.form != form:
+                    raise MixedGroups
+                yield number // of_expert * matrices + first + number % of_expert, matrix
+
+    return keep_experts(numbered(), form, (count * matrices, height, inputs), matrices, empty.dtype)
+
+
+def matrices_of(stored: StoredTensor, piece: Piece, height: int, read: ReadGroups) -> Iterator[Groups]:
+    """Yield the matrices of a tensor, each of `height` rows. Raises MixedGroups."""
+    if is_moved(stored, piece):
+        yield from taken(read(stored, WHOLE), stored.shape, piece).split(height)
+        return
+    for at in range(0, math.prod(stored.shape[:-1]), height):
+        yield read(stored, slice(at, at + height))
 
 
 def taken(groups: Groups, shape: Sequence[int], piece: Piece) -> Groups:
@@ -127,7 +165,8 @@ def taken(groups: Groups, shape: Sequence[int], piece: Piece) -> Groups:
     if codes.dtype != torch.int8:  # Numbers that are only moved stay integers.
         raise MixedGroups
     rows, form = codes.reshape(-1, codes.shape[-1]), groups.form
-    spans = (span for span in (form.span, form.span // 2, form.span // 4) if span)
+    # A span of one group has no factors, so a span that has them cannot become one.
+    spans = (span for span in (form.span, form.span // 2, form.span // 4) if span > (factors is not None))
     for span in spans:
         smaller = Form(form.bits, form.group, span, form.has_minima, form.dtype)
         try:
@@ -193,7 +232,7 @@ def sizes_kept(model: nn.Module, parts_of: dict[str, list[Part]]) -> Iterator[tu
             elif isinstance(owner, Experts):
                 forms = {form_of(stored) for stored, _ in parts}
                 form = forms.pop() if len(forms) == 1 else None
-                if form is not None:
+                if form is not None and not any(computes(*part) for part in parts):
                     matrices = PARTS[owner.activation] if leaf == "input_linear" else 1
                     rows = empty.shape[1] // matrices
                     yield name, len(empty) * matrices * kept_bytes(rows, empty.shape[2], form)

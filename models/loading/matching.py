@@ -112,7 +112,7 @@ def _shape_taken(piece: Piece, tensor: StoredTensor) -> tuple[int, ...] | None:
         return tuple(tensor.shape)
     try:
         return piece.take(torch.empty(tensor.shape, device="meta")).shape
-    except (RuntimeError, IndexError, ValueError):
+    except (RuntimeError, IndexError, ValueError, TypeError):  # torch takes no size of 2^63 and more.
         return None
 
 

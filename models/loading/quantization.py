@@ -97,7 +97,7 @@ def _hf_quant_config(path: Path) -> dict[str, Any] | None:
 
 
 def _modelopt(values: Mapping[str, Any]) -> Quantization:
-    values = values.get("quantization") or values
+    values = _object(values, "quantization") or values
     algorithms = [layer.get("quant_algo") for layer in _objects(values, "quantized_layers")]
     if not algorithms and values.get("quant_algo") == "MIXED_PRECISION":
         weights = [_object(group, "weights") for group in _objects(values, "config_groups")]

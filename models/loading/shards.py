@@ -195,9 +195,10 @@ class MappedShards:
             data = data.clone()  # torch refuses views at unaligned offsets.
         return data.view(DTYPES[stored.dtype]).view(stored.shape)
 
-    def groups(self, stored: StoredTensor) -> Groups:
-        """Return the integers and scales of a tensor in a block format, as rows [.., inputs]."""
-        return BLOCKS[stored.dtype].groups(self._bytes(stored), stored.shape[-1])
+    def groups(self, stored: StoredTensor, rows: slice) -> Groups:
+        """Return the integers and scales of rows of a tensor in a block format. The tensor counts as [.., inputs]."""
+        data = self._bytes(stored).view(math.prod(stored.shape[:-1]), -1)
+        return BLOCKS[stored.dtype].groups(data[rows].flatten(), stored.shape[-1])
 
     def _bytes(self, stored: StoredTensor) -> Tensor:
         """Return a tensor's bytes, a view of the file."""

@@ -77,14 +77,14 @@ def test_reasoning_ends_with_its_budget_and_an_answer_follows(
 def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
     more = {"thinking_token_budget": 4, "ignore_eos": True}
     reasoning, text, _ = answered(client, more)
-    thought, said = "", ""
+    thought, answer = "", ""
     with client.chat.completions.create(
         model="m", messages=MESSAGES, temperature=0, max_tokens=40, stream=True, extra_body=more
     ) as stream:
         for chunk in stream:
             thought += getattr(chunk.choices[0].delta, "reasoning_content", None) or ""
-            said += chunk.choices[0].delta.content or ""
-    assert (thought, said) == (reasoning, text)
+            answer += chunk.choices[0].delta.content or ""
+    assert (thought, answer) == (reasoning, text)
 
 
 def test_a_budget_that_is_not_used_up_changes_nothing(client: openai.OpenAI) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 import pytest
@@ -28,11 +28,17 @@ from baton.api.wiring import (
     cpu_arena,
     load,
     model_length,
+    name_quantization,
     name_states,
     size,
 )
+from baton.kernels.linear.quantized import Form
+from baton.kernels.linear.quantized.native import random_groups
+from baton.kernels.moe.experts import keep
 from baton.kernels.runtime.triton import dot_precision, use_tf32
+from baton.models.batch import Model
 from baton.models.hash import HashModel
+from baton.models.layers.experts import Experts
 from baton.models.loading.checkpoint import random_model
 from tests.actors.storage.host import arena_of
 from tests.actors.test_ring import MAMBA2
@@ -210,3 +216,15 @@ def test_the_log_says_that_the_bundled_model_is_an_example(tmp_path: Path) -> No
         with structlog.testing.capture_logs() as log:
             load(Config(model=model or None, memory=2**26, kernels="torch"), lambda done, total: None)
         assert next((line["folder"] for line in log if line["event"] == EXAMPLE_MODEL), None) == folder
+
+
+def test_experts_of_integers_have_a_name_of_their_own() -> None:
+    """Otherwise states of a model whose experts are integers could be mixed with those of dequantized experts."""
+    form, generator = Form(4, 32), torch.Generator().manual_seed(0)
+    experts = Experts(64, 32, 2, "silu_gated", torch.float32)
+    model = cast(Model, experts)
+    assert name_quantization(Config(), model) == "none"
+    matrices = [random_groups(form, 32, 64, generator) for _ in range(4)]
+    experts.keep("input_linear", keep(enumerate(matrices), form, (4, 32, 64), 2, torch.float32))
+    assert name_quantization(Config(), model) == "as in the file"
+    assert name_quantization(Config(quantize="int8"), model) == "int8"

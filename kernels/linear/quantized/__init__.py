@@ -1,5 +1,6 @@
 """Projections with weights stored as integers: in Triton or native code where they apply, else in torch."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -54,13 +55,19 @@ def quantize(weight: Tensor, bits: int) -> QuantizedWeight:
     return QuantizedWeight(torch.cat(parts), INTEGERS[bits], outputs, inputs, weight.dtype, layout)
 
 
-def keep(groups: Groups, inputs: int, dtype: torch.dtype) -> QuantizedWeight:
+def keep(parts: Iterable[Groups], form: Form, outputs: int, inputs: int, dtype: torch.dtype) -> QuantizedWeight:
     """Pack a weight whose integers are those of a file, for native code. Only if `keeps` returned True.
 
+    parts: consecutive rows; all but the last have a number of rows that native.BLOCK divides.
     inputs: without padding. dtype: of the rows that look_up returns.
     """
-    parts = [native.packed(part) for part in groups.split(OUTPUTS_AT_ONCE)]
-    return QuantizedWeight(torch.cat(parts), groups.form, groups.outputs, inputs, dtype, "native")
+    data, at = torch.empty(native.shape_of(outputs, inputs, form), dtype=torch.uint8), 0
+    for part in parts:
+        packed = native.packed(part)
+        data[at : at + len(packed)] = packed
+        at += len(packed)
+    assert at == len(data)
+    return QuantizedWeight(data, form, outputs, inputs, dtype, "native")
 
 
 def keeps(dtype: torch.dtype, device: torch.device) -> bool:

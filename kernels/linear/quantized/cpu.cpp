@@ -49,6 +49,9 @@ inline floats multiply_add(floats sum, floats left, floats right) {
 #if defined(__FMA__)
     asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(left), "v"(right));
     return sum;
+#elif defined(__aarch64__)
+    asm("fmla %0.4s, %1.4s, %2.4s" : "+w"(sum) : "w"(left), "w"(right));
+    return sum;
 #else
     return sum + left * right;
 #endif

@@ -6,7 +6,7 @@
 namespace baton {
 
 constexpr int MOST_GROUP = 64;  // Maximum inputs that share a scale.
-constexpr int64_t AHEAD = 8192;  // Prefetch what comes at least this many bytes after what is in use.
+constexpr int64_t LEAST_AHEAD = 8192;  // Prefetch what comes at least this many bytes after what is in use.
 
 // How weights are stored: kernels/linear/quantized/forms.py says what bits, group, span, minimum and half mean.
 struct Form {
@@ -22,7 +22,7 @@ struct Form {
           groups((inputs + group - 1) / group), spans((groups + span - 1) / span),
           code_bytes(BLOCK_OUT * group * bits / 8),
           head_bytes((BLOCK_OUT * 2 + (span > 1 ? span * BLOCK_OUT : 0)) * (minimum ? 2 : 1)),
-          span_bytes(head_bytes + span * code_bytes), ahead((AHEAD + span_bytes - 1) / span_bytes * span_bytes) {}
+          span_bytes(head_bytes + span * code_bytes), ahead((LEAST_AHEAD + span_bytes - 1) / span_bytes * span_bytes) {}
 };
 
 // A matrix of integers of BITS bits. data: [blocks, spans, bytes of a span], as packed() in native.py says.

@@ -1,6 +1,6 @@
 """Experts' weights, packed in the layout of the form that computes with them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from baton.kernels.linear.dense import PackedWeight, native as linear_native
-from baton.kernels.linear.quantized import Form, Groups, Layout, QuantizedWeight, keep as keep_matrix, quantize
+from baton.kernels.linear.quantized import Form, Groups, Layout, QuantizedWeight, quantize
+from baton.kernels.linear.quantized.native import packed, shape_of
 
 M = TypeVar("M")
 
@@ -57,14 +58,19 @@ def pack(weight: Tensor, parts: int, bits: int | None) -> PackedExperts | None:
     return PackedExperts(data, parts, outputs, inputs, first.form, weight.dtype, first.layout)
 
 
-def keep(matrices: Sequence[Groups], parts: int, inputs: int, dtype: torch.dtype) -> PackedExperts:
+def keep(
+    matrices: Iterable[tuple[int, Groups]], form: Form, shape: tuple[int, int, int], parts: int, dtype: torch.dtype
+) -> PackedExperts:
     """Pack experts' weights whose integers are those of a file: see kernels.linear.quantized.keep.
 
-    matrices: E·parts matrices of the same form [outputs, inputs].
+    matrices: each index, expert · parts + part, with its matrix of this form.
+    shape: the number of matrices, and their outputs and inputs.
     """
-    first = keep_matrix(matrices[0], inputs, dtype)
-    data = _stacked(matrices, lambda matrix: keep_matrix(matrix, inputs, dtype).data)
-    return PackedExperts(data, parts, first.outputs, inputs, first.form, dtype, first.layout)
+    count, outputs, inputs = shape
+    data = torch.empty(count, *shape_of(outputs, inputs, form), dtype=torch.uint8)
+    for index, matrix in matrices:
+        data[index] = packed(matrix)
+    return PackedExperts(data, parts, outputs, inputs, form, dtype, "native")
 
 
 def pack_numbers(weight: Tensor, parts: int) -> PackedExperts:

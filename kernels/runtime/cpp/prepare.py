@@ -35,9 +35,21 @@ class Prepared:
         """Load the library, if there is one, and check its functions; left_out receives the functions that failed."""
         with self._recorded():
             if self.path is not None:
-                self.left_out = library.install(self.path, threads, self.operations)
+                self._install(self.path, threads)
         if self.private is not None:
             self.private.cleanup()
+
+    def _install(self, path: Path, threads: int) -> None:
+        """Load a library. If it is the wheel's and cannot be loaded here, build one. Exceptions are recorded."""
+        try:
+            self.left_out = library.install(path, threads, self.operations)
+        except library.LoadError:
+            if not self.prebuilt:
+                raise
+            self.path, self.prebuilt = None, False
+            self._build(targets_here(), lambda prepared: None)
+            if self.path is not None:
+                self.left_out = library.install(self.path, threads, self.operations)
 
     def find(self, on_compile: Callable[["Prepared"], None]) -> None:
         """Find the library in the wheel or the cache, or build it. on_compile: called before a compilation."""
@@ -52,10 +64,16 @@ class Prepared:
             return
         if self._use_prebuilt(targets[:1]):
             return
+        self.compiler = find_compiler()
+        if self.compiler is None and self._use_prebuilt(targets[1:]):
+            return
+        self._build(targets, on_compile)
+
+    def _build(self, targets: list[Target], on_compile: Callable[["Prepared"], None]) -> None:
+        """Fetch the library from the cache or build it, and set `path`. Exceptions are recorded by the caller."""
         self.target, self.compiler = targets[0], find_compiler()
         if self.compiler is None:
-            if not self._use_prebuilt(targets[1:]):
-                self.problem = "there is no C++ compiler (CXX, c++, g++, clang++, or Zig's: pip install ziglang)"
+            self.problem = "there is no C++ compiler (CXX, c++, g++, clang++, or Zig's: pip install ziglang)"
             return
         folder = self._folder()
         try:

@@ -37,6 +37,10 @@ class BlockSettings:
     offset: float  # what is added to sizes that are codes
 
 
+MOST_SETTINGS = 1 << 16  # bytes; real ones are a few hundred
+MOST_IN_BLOCK = 4096  # weights that share a size, and sizes that share one
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableCodes(Composed):
     """A weight of 4-bit codes. Its sources: the codes, the sizes of blocks, the table, the settings; if the sizes are
@@ -100,9 +104,12 @@ def read_settings(sources: Sequence[StoredTensor]) -> BlockSettings | None:
     Returns None for an outline of a file, which has zeros there. Raises Misfit if the settings do not fit the tensors.
     """
     packed, sizes, _, state, *nested = sources
+    length = state.stop - state.start
+    if length > MOST_SETTINGS:
+        raise Misfit(f"{state.name} has {length} bytes, but settings have at most {MOST_SETTINGS}")
     with state.file.open("rb") as opened:
         opened.seek(state.start)
-        text = opened.read(state.stop - state.start)
+        text = opened.read(length)
     if not any(text):
         return None
     try:
@@ -110,12 +117,12 @@ def read_settings(sources: Sequence[StoredTensor]) -> BlockSettings | None:
         shape, size = tuple(int(size) for size in found["shape"]), int(found["blocksize"])
         nested_size = int(found["nested_blocksize"]) if nested else 1
         offset = float(found["nested_offset"]) if nested else 0.0
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise Misfit(f"{state.name} does not hold the settings of a weight: {error!r}") from None
     count, blocks = math.prod(shape), math.prod(sizes.shape)
     if min(shape, default=0) < 1 or -(-count // 2) != math.prod(packed.shape):
         raise Misfit(f"{state.name} says the shape {list(shape)}, which does not fit {packed.name}")
-    if size < 2 or size % 2 or blocks != -(-count // size):
+    if size < 2 or size % 2 or max(size, nested_size) > MOST_IN_BLOCK or blocks != -(-count // size):
         raise Misfit(f"{state.name} says blocks of {size}, which do not fit {sizes.name}")
     if nested and (nested_size < 1 or math.prod(nested[0].shape) != -(-blocks // nested_size)):
         raise Misfit(f"{state.name} says nested blocks of {nested_size}, which do not fit {nested[0].name}")

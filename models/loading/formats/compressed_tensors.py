@@ -46,6 +46,7 @@ class CompressedIntegers(GroupedIntegers):
         outputs, groups = self.shape[0], -(-self.shape[1] // self.group)
         values = read(self.zero)
         if self.zero.dtype == "I8":
+            check_zeros(self.zero.name, values, self.bits)
             zeros = unsigned(values) - (OFFSET - (1 << self.bits - 1))
             return zeros.reshape(-1, groups).expand(outputs, groups)
         return unpacked(values.t(), self.bits)[:, :outputs].t()
@@ -97,8 +98,6 @@ class Compressed:
         inputs = columns * 32 // scheme.bits if weight.dtype == "I32" else columns
         scale = companion(pool, weight, f"{path}.weight_scale", FLOATS)
         group = scheme.group or inputs
-        if scheme.group and len(scale.shape) == 2 and scale.shape[1] == -(-inputs // group):
-            inputs = min(inputs, scale.shape[1] * group)  # A row's last word may have room for more integers.
         groups = -(-inputs // group)
         shapes = [(outputs, groups), *([(outputs,), (1,), (), (1, 1)] if groups == 1 else [])]
         check_shape(scale, *shapes)
@@ -136,10 +135,22 @@ class Compressed:
         return next((each for test in tests for each in self.schemes if any(map(test, each.targets))), None)
 
 
+def check_zeros(name: str, zeros: Tensor, bits: int) -> None:
+    """Raise ModelError for zeros that are no integers of `bits` bits."""
+    low, high = (int(bound) for bound in zeros.aminmax()) if zeros.numel() else (0, 0)
+    if low < -(1 << bits - 1) or high >= 1 << bits - 1:
+        raise ModelError(f"{name} holds zeros from {low} to {high}, which {bits} bits do not represent")
+
+
+MOST_OF_PATTERN = 1000  # characters
+
+
 def _matches(target: str, path: str) -> bool:
     try:
+        if len(target) > MOST_OF_PATTERN:
+            raise re.error(f"it has more than {MOST_OF_PATTERN} characters")
         return target.startswith("re:") and re.match(target[3:], path) is not None
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ModelError(f"quantization_config: the target {target!r} is not a pattern: {error}") from None
 
 
@@ -161,7 +172,7 @@ SCHEMES: Mapping[str, tuple[tuple[str, int, Sequence[str]], ...]] = {
 def check_scheme(layout: str, weights: Mapping[str, Any], supported: str) -> None:
     """Raise ModelError for weights that a format does not have or that are not supported."""
     kind = {key: weights.get(key) for key in ("type", "num_bits", "strategy")}
-    if not any(
+    if type(kind["num_bits"]) is not int or not any(
         (kind["type"], kind["num_bits"]) == each[:2] and kind["strategy"] in each[2] for each in SCHEMES[layout]
     ):
         raise ModelError(f"compressed-tensors' weights {kind} of format {layout} are not supported: {supported}")
@@ -170,7 +181,7 @@ def check_scheme(layout: str, weights: Mapping[str, Any], supported: str) -> Non
 def read_scheme(group: Mapping[str, Any], weights: Mapping[str, Any]) -> Scheme:
     """Read the settings of a group of layers with integers. Raises ModelError for a wrong group_size or target."""
     size, targets = weights.get("group_size"), group.get("targets", [])
-    if weights["strategy"] == "group" and (not isinstance(size, int) or size < 1):
+    if weights["strategy"] == "group" and (not isinstance(size, int) or not 1 <= size < 2**31):
         raise ModelError(f"quantization_config: group_size should be above 0, not {size!r}")
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise ModelError(f"quantization_config: targets should be a list of names, not {targets!r}")

@@ -79,4 +79,5 @@ def _factors(shape: torch.Size, scale: Tensor, block: Block | None) -> tuple[int
     if scale.shape in (shape[:-1], (*shape[:-1], 1)):
         return ROWS_AT_ONCE, torch.split(scale.reshape(*shape[:-1], 1), ROWS_AT_ONCE, -2)
     assert block is not None
-    return block[0], torch.split(scale.repeat_interleave(block[1], dim=-1)[..., : shape[-1]], 1, -2)
+    rows, columns = min(block[0], shape[-2]), min(block[1], shape[-1])  # Files may state blocks of any size.
+    return rows, torch.split(scale.repeat_interleave(columns, dim=-1)[..., : shape[-1]], 1, -2)

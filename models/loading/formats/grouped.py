@@ -53,7 +53,7 @@ class GroupedIntegers(Composed):
     def _other_order(self, read: Read) -> Tensor | None:
         """Return the group of each input, unless groups are consecutive inputs."""
         order = self.order(read)
-        consecutive = torch.arange(self.shape[1]) // self.group
+        consecutive = torch.arange(self.shape[1]) // min(self.group, self.shape[1])
         return None if order is None or torch.equal(order, consecutive) else order
 
     def _of_inputs(self, numbers: Tensor, order: Tensor | None) -> Tensor:
@@ -61,7 +61,7 @@ class GroupedIntegers(Composed):
         numbers, inputs = numbers.float().contiguous(), self.shape[1]
         if order is not None:
             return numbers.index_select(1, order)
-        return numbers.unsqueeze(2).expand(-1, -1, self.group).flatten(1)[:, :inputs]
+        return numbers.unsqueeze(2).expand(-1, -1, min(self.group, inputs)).flatten(1)[:, :inputs]
 
     def groups(self, read: Read) -> Groups:
         form = self.form

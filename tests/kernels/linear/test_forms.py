@@ -27,7 +27,13 @@ def drawn(form: Form, seed: int, rows: int, outputs: int, spans: int, dtype: tor
 
 
 def kept(groups: Groups, dtype: torch.dtype) -> QuantizedWeight:
-    return keep(groups, groups.codes.shape[1], dtype)
+    outputs, inputs = groups.codes.shape
+    return keep(groups.split(64), groups.form, outputs, inputs, dtype)
+
+
+def kept_experts(matrices: list[Groups], parts: int, dtype: torch.dtype) -> PackedExperts:
+    outputs, inputs = matrices[0].codes.shape
+    return keep_experts(enumerate(matrices), matrices[0].form, (len(matrices), outputs, inputs), parts, dtype)
 
 
 def assert_projects(y: Tensor, x: Tensor, groups: Groups, bias: Tensor | None) -> None:
@@ -117,7 +123,7 @@ def test_experts_may_have_two_forms(first: str, second: str, dtype: torch.dtype)
         [random_groups(FORMS[name], outputs, inputs, generator) for _ in range(number)]
         for name, number, outputs, inputs in ((first, 2 * count, inner, wide), (second, count, wide, inner))
     ]
-    packed_stacks = [keep_experts(stacks[0], 2, wide, dtype), keep_experts(stacks[1], 1, inner, dtype)]
+    packed_stacks = [kept_experts(stacks[0], 2, dtype), kept_experts(stacks[1], 1, dtype)]
     found = experts_native.experts(x, chosen, weights, *packed_stacks, "silu_gated")
     plain = [torch.stack([groups.numbers() for groups in stack]) for stack in stacks]
     exact = experts_reference.experts(
@@ -146,7 +152,7 @@ def test_factors_take_a_byte_instead_of_six_bits(name: str) -> None:
 def test_experts_of_a_part_are_that_part() -> None:
     with installed():
         stack = [random_groups(FORMS["Q4_0"], 40, 64, torch.Generator().manual_seed(n)) for n in range(3)]
-        experts = keep_experts(stack, 1, 64, F32)
+        experts = kept_experts(stack, 1, F32)
         assert isinstance(experts, PackedExperts) and experts.count == 3
         part = experts.part(2)
         assert isinstance(part, QuantizedWeight)

@@ -94,8 +94,14 @@ def kept_and_dequantized(file: Path, dtype: torch.dtype = torch.float32) -> tupl
         return model, logits_of(model), plain
 
 
-def assert_kept(file: Path) -> nn.Module:
-    """Check the logits, and that the memory is what is computed without reading the weights. Return the model."""
+MIXED = ("qwen3_5", "qwen3_5_moe")  # value heads of 16 numbers, which move, share scales with others
+
+
+def assert_kept(file: Path, mixes: bool = False) -> nn.Module:
+    """Check the logits, and that the memory is what is computed without reading the weights. Return the model.
+
+    mixes: whether some weights have groups that do not stay together.
+    """
     model, found, plain = kept_and_dequantized(file)
     assert (found - plain).abs().max() < LIMIT * plain.abs().max()
     config = read_source_config(file)
@@ -105,7 +111,8 @@ def assert_kept(file: Path) -> nn.Module:
     fillings, _ = match(read_stored(file, config), dict(empty.named_parameters()), family, config)
     expected, parameters = dict(sizes_kept(empty, parts_of(fillings))), dict(model.named_parameters())
     integers = {name for name, parameter in parameters.items() if parameter.dtype == torch.uint8}
-    assert integers, "nothing was kept"
+    weights = {name.rpartition("weight_")[0] + "weight" if "weight_" in name else name for name in integers}
+    assert weights and (weights < expected.keys() if mixes else weights == expected.keys())
     for name in integers - {name for name in integers if "weight_" in name}:
         others = [each for key, each in parameters.items() if key.startswith(f"{name}_")]
         if all(each.dtype == torch.uint8 for each in others):  # Floats that are packed are padded.
@@ -118,12 +125,13 @@ def test_every_architecture_with_its_own_mixture_of_formats(oracle: Oracle, name
     kinds = (Type.Q8_0, Type.Q4_0, Type.Q5_1, Type.F16, Type.Q5_0, Type.Q4_1)
     first = list(NAMES).index(name) % len(kinds)
     file = written(oracle.checkpoint(name, **NAMES[name]), tmp_path / "m.gguf", kinds[first:] + kinds[:first])
-    assert_kept(file)
+    assert_kept(file, mixes=name in MIXED)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_architecture_in_one_format(oracle: Oracle, name: str, tmp_path: Path) -> None:
-    assert_kept(written(oracle.checkpoint(name, **NAMES[name]), tmp_path / "m.gguf", (Type.Q4_0,)))
+    file = written(oracle.checkpoint(name, **NAMES[name]), tmp_path / "m.gguf", (Type.Q4_0,))
+    assert_kept(file, mixes=name in MIXED)
 
 
 @pytest.mark.parametrize("kinds", [(Type.Q4_K,), (Type.Q4_K, Type.Q6_K), (Type.Q5_K, Type.Q5_K, Type.Q6_K)])

@@ -4,14 +4,15 @@ import ctypes
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from baton.kernels.runtime.cpp.build import KERNELS, key, name_of, sources
 from baton.kernels.runtime.cpp.compiler import Compiler
-from baton.kernels.runtime.cpp.targets import TARGETS
-from tests.kernels.installed import compiler, library_for
+from baton.kernels.runtime.cpp.targets import TARGETS, machine
+from tests.kernels.installed import compiler, library_for, runnable
 
 ROOT = KERNELS.parent
 
@@ -59,6 +60,17 @@ def test_the_sources_of_an_operation_include_those_of_included_operations() -> N
 
 def operations_of(sources: list[Path]) -> set[str]:
     return {name_of(source) for source in sources}
+
+
+@pytest.mark.parametrize("name", ["x86-64-v4-amx", "x86-64-v4-bf16", "x86-64-v4"])
+def test_sources_are_right_for_targets_that_this_cpu_lacks(name: str) -> None:
+    """Compiled libraries of the others are tested. Nothing is generated here, which is fast."""
+    target = next(target for target in TARGETS if target.name == name)
+    if target in runnable() or target.machine != machine():
+        pytest.skip("the libraries of this target are tested, or it is of another architecture")
+    flags = ["-fsyntax-only", "-Wextra", "-Werror", f"-I{KERNELS}"]
+    with ThreadPoolExecutor(2) as workers:
+        list(workers.map(lambda source: compiler().run([*compiler().flags(target), *flags, str(source)]), sources()))
 
 
 def test_a_library_needs_no_cpp_runtime() -> None:

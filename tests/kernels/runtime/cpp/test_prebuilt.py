@@ -104,6 +104,15 @@ def test_a_library_that_does_not_match_is_not_used(
     assert "no C++ compiler" in found.problem
 
 
+def test_a_library_that_cannot_be_loaded_is_built_instead(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(wheel, runnable()[0], b"no library")
+    assert "no C++ compiler" in prepared().problem
+    monkeypatch.setattr(f"{PREPARE}.find_compiler", compiler)
+    found = prepared()
+    assert (found.prebuilt, found.compiled, found.problem) == (False, True, "")
+    assert cpp.function(NAME) is not None
+
+
 def test_a_compiler_is_preferred_to_a_lesser_target(
     wheel: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,13 @@ def test_integers_stay_integers(oracle: Oracle, tmp_path: Path, name: str, way: 
         assert {each.dtype for key, each in model.named_parameters() if "input_linear" in key} >= {torch.uint8}
 
 
+def test_weights_that_a_family_multiplies_are_dequantized_and_counted_so(oracle: Oracle, tmp_path: Path) -> None:
+    """Falcon-H1 multiplies most of its projections by its multipliers."""
+    model = assert_kept(written(oracle, tmp_path, "falcon_h1", KEPT["awq"])[0])
+    dtypes = {key: each.dtype for key, each in model.named_parameters() if key.endswith("proj.weight")}
+    assert torch.uint8 in dtypes.values() and torch.float32 in dtypes.values()
+
+
 @pytest.mark.parametrize("way", ["gptq, ordered", "gptq, 8 bits", "int8, asymmetric", "nvfp4 of modelopt", "nf4"])
 def test_others_are_dequantized(oracle: Oracle, tmp_path: Path, way: str) -> None:
     path, plain = written(oracle, tmp_path, "nemotron_h", WAYS[way])

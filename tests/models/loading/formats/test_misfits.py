@@ -107,6 +107,10 @@ def state(text: str) -> Callable[[dict[str, Any]], None]:
         ('{"blocksize": 64, "shape": [-64, -64]}', r"says the shape \[-64, -64\], which does not fit"),
         ('{"blocksize": 64, "shape": [64, 96]}', r"q_proj\.weight \[64, 96\], expected"),
         ('{"blocksize": 32, "shape": [96, 64]}', "says blocks of 32, which do not fit"),
+        ('{"blocksize": 64, "shape": [1e999]}', "does not hold the settings of a weight: OverflowError"),
+        ("[" * 60_000, "does not hold the settings of a weight: RecursionError"),
+        (f'{{"blocksize": {2**45}, "shape": [96, 64]}}', f"says blocks of {2**45}, which do not fit"),
+        ("{" + " " * 70_000 + "}", "has 70002 bytes, but settings have at most 65536"),
     ],
 )
 def test_settings_of_bitsandbytes_that_do_not_fit_are_named(
@@ -115,6 +119,34 @@ def test_settings_of_bitsandbytes_that_do_not_fit_are_named(
     path, _ = written(oracle, tmp_path, "nemotron_h", WAYS["nf4"])
     with pytest.raises(ModelError, match=message):
         load(copied(path, tmp_path / "changed", tensors=state(text)))
+
+
+@pytest.mark.parametrize("target", ["re:" + "(" * 900, "re:a{99999999999999}", "re:" + "a" * 2000])
+def test_targets_that_are_no_patterns_are_refused(oracle: Oracle, tmp_path: Path, target: str) -> None:
+    """Two groups of layers with different settings: then targets are compared with names."""
+    path, _ = written(oracle, tmp_path, "nemotron_h", WAYS["packed"])
+    other = settings("pack-quantized", num_bits=8, strategy="channel")["config_groups"]["group_0"]
+
+    def change(config: dict[str, Any]) -> None:
+        groups = config["quantization_config"]["config_groups"]
+        groups["group_1"] = other
+        groups["group_0"]["targets"] = [target]
+
+    with pytest.raises(ModelError, match="is not a pattern"):
+        load(copied(path, tmp_path / "changed", config=change))
+
+
+def test_zeros_beyond_the_bits_are_refused(oracle: Oracle, tmp_path: Path) -> None:
+    """Otherwise the weight would be another one when its integers stay integers than when it is dequantized."""
+
+    def change(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.endswith("weight_zero_point")]:
+            shape = tensors[name.replace("zero_point", "scale")].shape
+            tensors[name] = torch.full(shape, 125, dtype=torch.int8)
+
+    path, _ = written(oracle, tmp_path, "nemotron_h", WAYS["packed, asymmetric"])
+    with pytest.raises(ModelError, match="holds zeros from 125 to 125, which 4 bits do not represent"):
+        load(copied(path, tmp_path / "changed", tensors=change))
 
 
 def test_a_weight_that_is_stored_in_two_ways_is_refused(oracle: Oracle, tmp_path: Path) -> None:
@@ -165,9 +197,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (with_weights(PACKED, strategy="block"), "'strategy': 'block'} of format pack-quantized are not supported"),
     (with_weights(PACKED, strategy=["group"]), r"'strategy': \['group'\]\} of format pack-quantized are not"),
     (with_weights(PACKED, group_size=None), "group_size should be above 0, not None"),
+    (with_weights(PACKED, group_size=2**62), f"group_size should be above 0, not {2**62}"),
+    (with_weights(PACKED, num_bits=4.0), r"'num_bits': 4\.0, 'strategy': 'group'\} of format pack-quantized are not"),
     (with_weights(NVFP4, num_bits=6), "'num_bits': 6, 'strategy': 'tensor_group'} of format nvfp4-pack-quantized are"),
     ({**PACKED, "format": "marlin-24"}, "compressed-tensors' format marlin-24 is not supported"),
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "modelopt's quant_algo W4A8_AWQ is not supported"),
+    ({"quant_method": "modelopt", "quantization": "x"}, "quantization should be an object, not 'x'"),
     ({"quant_method": "modelopt", "quant_algo": ["FP8"]}, r"modelopt's quant_algo \['FP8'\] is not supported"),
 ]
 

@@ -46,9 +46,9 @@ def test_an_answer_and_calls_come_after_a_limited_thought(begun: bool) -> None:
     assert accepted(answer, ADDED, f"{opening}abc</think>Yes")
     assert not accepted(answer, ADDED, f"{opening}abcd</think>Yes")
     assert not accepted(answer, ADDED, f"{opening}abc</think>Maybe")
-    wanted = WantedCalls(TOOLS, HERMES.begins[0], HERMES.rules, ADDED, required=False)
-    assert accepted(limited(3, begun, calls=wanted), ADDED, f"{opening}abc</think>Well.")
-    assert not accepted(limited(3, begun, calls=wanted), ADDED, f"{opening}abcd</think>Well.")
+    calls = WantedCalls(TOOLS, HERMES.begins[0], HERMES.rules, ADDED, required=False)
+    assert accepted(limited(3, begun, calls=calls), ADDED, f"{opening}abc</think>Well.")
+    assert not accepted(limited(3, begun, calls=calls), ADDED, f"{opening}abcd</think>Well.")
 
 
 def test_markers_that_are_no_tokens_are_not_limited() -> None:
