@@ -18,7 +18,7 @@ from tests.fuzz.server import make_hash_model
 IGNORED = "ignore::pytest.PytestUnraisableExceptionWarning"
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(IGNORED)]
 
-SEED = 1
+SEED = 2
 HASH_REQUESTS, BUNDLED_REQUESTS = 1500, 500
 SOAK_REQUESTS = int(os.environ.get("BATON_FUZZ_REQUESTS") or 50_000)
 SOAK_BATCH = 2000
