@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.linear.quantized import reference as integers
+from baton.kernels.linear.quantized.forms import INTEGERS
 from baton.kernels.moe.experts import PARTS, Activation, PackedExperts, reference
 from baton.kernels.moe.routing import RoutingRule, reference as routing
 from baton.kernels.moe.shared_expert import reference as shared_expert
@@ -92,7 +93,7 @@ def _packed(weight: Tensor, parts: int, bits: int) -> PackedExperts:
     codes, scales = integers.quantize(weight.flatten(0, 1), bits)
     of_matrices = zip(codes.view(count, outputs, -1), scales.view(count, outputs, -1), strict=True)
     data = torch.stack([triton.packed(*matrix, bits) for matrix in of_matrices])
-    return PackedExperts(data, parts, outputs, inputs, bits, weight.dtype, "triton")
+    return PackedExperts(data, parts, outputs, inputs, INTEGERS[bits], weight.dtype, "triton")
 
 
 def _dequantized(weight: Tensor, bits: int) -> Tensor:

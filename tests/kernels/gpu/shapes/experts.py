@@ -9,6 +9,7 @@ from torch import Tensor
 import baton.kernels.linear.quantized.triton
 import baton.kernels.moe.experts.triton
 import baton.kernels.moe.shared_expert.triton
+from baton.kernels.linear.quantized.forms import INTEGERS
 from baton.kernels.moe.experts import PARTS, Activation, PackedExperts
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -29,7 +30,7 @@ def stack(
         return torch.empty(matrices, parts * outputs, inputs, dtype=dtype, device="meta")
     shape = baton.kernels.linear.quantized.triton.data_shape(outputs, inputs, bits)
     data = torch.empty(matrices * parts, *shape, dtype=torch.uint8, device="meta")
-    return PackedExperts(data, parts, outputs, inputs, bits, dtype, "triton")
+    return PackedExperts(data, parts, outputs, inputs, INTEGERS[bits], dtype, "triton")
 
 
 def run(sizes: tuple[int, int, int, int, Activation], bits: int, rows: int, dtype: torch.dtype) -> None:
