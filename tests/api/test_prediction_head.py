@@ -17,6 +17,7 @@ from tests.api.server_process import SERVE, ServerProcess
 from tests.models.predictable import write_predictable
 
 PROMPT, TOKENS = [5, 7, 9, 11] * 8, 120
+ANSWERS = 10  # among which one has drafts: whether they pay is measured, and depends on what else the machine does
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +56,11 @@ def test_answers_are_those_without_the_head(server: ServerProcess, temperature: 
     before = accepted(server)
     plain = ask(server, temperature=temperature, speculation="off")
     assert len(plain) == TOKENS and accepted(server) == before
-    assert ask(server, temperature=temperature) == plain
-    assert temperature or accepted(server) > before
+    for _ in range(ANSWERS):
+        assert ask(server, temperature=temperature) == plain
+        if temperature or accepted(server) > before:
+            return
+    pytest.fail("no draft was right")
 
 
 def test_files_without_a_head_are_refused_with_mtp(tmp_path: Path) -> None:
