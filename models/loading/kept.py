@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 
 import torch
 from torch import Tensor, nn
@@ -87,8 +87,9 @@ def rows_kept(
         if run.form is None:
             found.append(torch.cat([floats(part, part[1].place(empty)) for part in run.parts]))
         else:
-            parts = list(rows_of(run, read))
-            found.append(keep(parts, parts[0].form, run.rows, empty.shape[1], empty.dtype))
+            parts = rows_of(run, read)
+            first = next(parts)  # All parts have its form, which may have smaller spans than the run's.
+            found.append(keep(chain([first], parts), first.form, run.rows, empty.shape[1], empty.dtype))
     return found
 
 
