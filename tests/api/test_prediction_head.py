@@ -17,7 +17,7 @@ from tests.api.server_process import SERVE, ServerProcess
 from tests.models.predictable import write_predictable
 
 PROMPT, TOKENS = [5, 7, 9, 11] * 8, 120
-ANSWERS = 10  # among which one has drafts: whether they pay is measured, and depends on what else the machine does
+ANSWERS = 40  # among which one has drafts: whether they pay is measured, and depends on what else the machine does
 
 
 @pytest.fixture(scope="module")
