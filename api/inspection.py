@@ -298,7 +298,8 @@ def lines(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.files:
         yield "on disk", f"{by_type(found.weights_on_disk)}; {found.files} file{'s' * (found.files > 1)}"
     if found.weights_in_memory:
-        yield "in memory", f"{by_type(found.weights_in_memory)}; loaded as {found.loaded_as}"
+        named = "as " * (found.loaded_as != AS_IN_FILE)
+        yield "in memory", f"{by_type(found.weights_in_memory)}; loaded {named}{found.loaded_as}"
     if found.state is not None and found.thousand_tokens is not None:
         yield "state", f"{bytes_of(found.state)} per sequence"
         yield "keys and values", f"{bytes_of(found.thousand_tokens)} per 1,000 tokens"
