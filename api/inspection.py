@@ -17,7 +17,7 @@ from baton.api.machine.batch import batch_limits, explain_headless, wants_head
 from baton.api.machine.device import gpu_share, pick_device, ring_bytes
 from baton.api.machine.memory import bytes_of, check_room, free_memory
 from baton.api.serve import StartError
-from baton.api.wiring import BITS, DTYPES, STATE_DTYPES, bundled_model, model_length, size
+from baton.api.wiring import AS_IN_FILE, BITS, DTYPES, STATE_DTYPES, bundled_model, model_length, size
 from baton.models.batch import Model, predictor_of
 from baton.models.config import ModelConfig, ModelError
 from baton.models.loading.checkpoint import build_model, find_family
@@ -121,9 +121,6 @@ def examine(config: Config, elsewhere: Collection[str] = ()) -> Inspection:
     if model is not None:
         examine_room(found, model, config)
     return found
-
-
-AS_IN_FILE = "as in the file"  # in Inspection.weights_in_memory: integers of the file stay integers
 
 
 @contextmanager

@@ -343,9 +343,8 @@ def name_states(config: Config, model: Model, path: Path) -> str:
     It includes the dtype of the weights, because a float32 state may have been computed with bfloat16 weights, and what
     is quantized, which differs between versions of Baton.
     """
-    quantized = config.quantize if config.quantize == "none" else f"{config.quantize} {QUANTIZED}"
-    if config.quantize == "none" and has_integers(model):
-        quantized = AS_IN_FILE
+    rule = "" if config.quantize == "none" else f" {QUANTIZED}"
+    quantized = name_quantization(config, model) + rule
     return fingerprint(path, model.state_specs(), model.kv_specs(), weight_dtype(config, path), quantized)
 
 

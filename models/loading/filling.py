@@ -16,7 +16,7 @@ from baton.models.family import Family, Piece
 from baton.models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
 from baton.models.layers.linear import Embedding, HeadLinear, Linear
 from baton.models.loading.formats.composed import Composed, MixedGroups
-from baton.models.loading.kept import Kept, Part, kept
+from baton.models.loading.kept import Kept, Part, keep_weight
 from baton.models.loading.matching import Filling, match
 from baton.models.loading.parallel import in_threads
 from baton.models.loading.quantization import compose, read_quantization
@@ -125,7 +125,7 @@ class Reader:
     def _kept(self, sources: Sources) -> Kept | None:
         """Return the weight with its integers; None if the file has none, or none that can stay as they are."""
         try:
-            return kept(sources.owner, sources.name, sources.empty, sources.parts, self._groups, self._floats)
+            return keep_weight(sources.owner, sources.name, sources.empty, sources.parts, self._groups, self._floats)
         except MixedGroups:
             return None
 

@@ -42,7 +42,7 @@ def form_of(stored: StoredTensor) -> Form | None:
     return BLOCKS[stored.dtype].form if stored.dtype in BLOCKS else None
 
 
-def kept(
+def keep_weight(
     owner: nn.Module, name: str, empty: Tensor, parts: Sequence[Part], read: ReadGroups, floats: ReadFloats
 ) -> Kept | None:
     """Return the weight of a layer; None if no part is of integers, or if the layer's weights cannot be.
@@ -97,7 +97,7 @@ def rows_of(run: Run, read: ReadGroups) -> Iterator[Groups]:
     """Yield the rows of a run, a few at a time where a file has them as they are. Raises MixedGroups."""
     sizes = [math.prod(stored.shape[:-1]) for stored, _ in run.parts]
     if any(is_moved(*part) for part in run.parts) or any(size % BLOCK for size in sizes[:-1]):
-        yield joined([taken(read(stored, WHOLE), stored.shape, piece) for stored, piece in run.parts])
+        yield join_rows([take_part(read(stored, WHOLE), stored.shape, piece) for stored, piece in run.parts])
         return
     for (stored, _), size in zip(run.parts, sizes, strict=True):
         for at in range(0, size, OUTPUTS_AT_ONCE):
@@ -145,13 +145,13 @@ def experts_kept(empty: Tensor, matrices: int, parts: Sequence[Part], read: Read
 def matrices_of(stored: StoredTensor, piece: Piece, height: int, read: ReadGroups) -> Iterator[Groups]:
     """Yield the matrices of a tensor, each of `height` rows. Raises MixedGroups."""
     if is_moved(stored, piece):
-        yield from taken(read(stored, WHOLE), stored.shape, piece).split(height)
+        yield from take_part(read(stored, WHOLE), stored.shape, piece).split(height)
         return
     for at in range(0, math.prod(stored.shape[:-1]), height):
         yield read(stored, slice(at, at + height))
 
 
-def taken(groups: Groups, shape: Sequence[int], piece: Piece) -> Groups:
+def take_part(groups: Groups, shape: Sequence[int], piece: Piece) -> Groups:
     """Return the part of a tensor's integers that a piece takes, as rows [.., inputs].
 
     shape: of the tensor. Raises MixedGroups if the piece computes, or moves numbers of one group apart.
@@ -159,7 +159,7 @@ def taken(groups: Groups, shape: Sequence[int], piece: Piece) -> Groups:
     if piece.take is whole:
         return groups
     codes, scales, factors, minima, minimum_factors = (
-        None if field is None else piece.take(spread(field, groups.codes.shape[1]).view(*shape))
+        None if field is None else piece.take(by_input(field, groups.codes.shape[1]).view(*shape))
         for field in groups.fields()
     )
     assert codes is not None and scales is not None
@@ -174,23 +174,23 @@ def taken(groups: Groups, shape: Sequence[int], piece: Piece) -> Groups:
             return Groups(
                 smaller,
                 rows,
-                shared(scales, smaller.width),
-                None if factors is None else shared(factors, form.group),
-                None if minima is None else shared(minima, smaller.width),
-                None if minimum_factors is None else shared(minimum_factors, form.group),
+                by_group(scales, smaller.width),
+                None if factors is None else by_group(factors, form.group),
+                None if minima is None else by_group(minima, smaller.width),
+                None if minimum_factors is None else by_group(minimum_factors, form.group),
             )
         except MixedGroups:
             continue
     raise MixedGroups
 
 
-def spread(field: Tensor, inputs: int) -> Tensor:
+def by_input(field: Tensor, inputs: int) -> Tensor:
     """Return a field for each input: [outputs, n] → [outputs, inputs]."""
     return field.repeat_interleave(inputs // field.shape[1], 1)
 
 
-def shared(field: Tensor, width: int) -> Tensor:
-    """Return the value that each `width` inputs share: the reverse of `spread`. Raises MixedGroups if they differ."""
+def by_group(field: Tensor, width: int) -> Tensor:
+    """Return the value that each `width` inputs share: the reverse of `by_input`. Raises MixedGroups if they differ."""
     rows = field.reshape(-1, field.shape[-1])
     if rows.shape[1] % width:
         raise MixedGroups
@@ -200,7 +200,7 @@ def shared(field: Tensor, width: int) -> Tensor:
     return groups[..., 0].contiguous()
 
 
-def joined(parts: Sequence[Groups]) -> Groups:
+def join_rows(parts: Sequence[Groups]) -> Groups:
     """Return the rows of several weights as one. Raises MixedGroups unless they are of the same form."""
     if len({part.form for part in parts}) > 1:
         raise MixedGroups

@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 
 import gguf
+import pytest
 from gguf import GGMLQuantizationType as Type
 
 from baton.api.config import Config
 from baton.api.inspection import examine
+from baton.api.serve import StartError
+from baton.api.wiring import load
 from tests.api.server_process import SERVE, ServerProcess
 from tests.models.gguf.converting import convert
 
@@ -48,3 +51,12 @@ def test_a_gguf_file_is_inspected_and_served(tmp_path: Path) -> None:
         status, answer = server.post("/v1/chat/completions", {"messages": CHAT, "max_tokens": 20, "temperature": 0})
         assert status == 200 and answer["model"] == "Clara-Q8_0"
         assert "Clara" in answer["choices"][0]["message"]["content"]
+
+
+def test_without_native_code_memory_is_checked_for_floats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The integers of the file would fit, but they become floats where there is no compiler."""
+    file = convert(BUNDLED, tmp_path / "m.gguf", choose, write_vocabulary)
+    monkeypatch.setattr("baton.kernels.runtime.cpp.prepare.find_compiler", lambda: None)
+    monkeypatch.setattr("baton.api.machine.memory.free_memory", lambda device: 4 * 2**20)
+    with pytest.raises(StartError, match=r"the weights take 5\.2 MiB, but only 4\.0 MiB are free"):
+        load(Config(model=str(file), device="cpu"), lambda done, total: None)

@@ -59,14 +59,14 @@ inline floats multiply_add(floats sum, floats left, floats right) {
 
 // The groups of one block of a matrix, in order.
 template <int BITS, class T>
-struct Groups {
+struct GroupIterator {
     const Form form;
     int64_t index = 0;
     int within = 0;  // the group's number within its span
     const uint8_t *codes, *factors;  // The factors of minima are form.span · OUT bytes after the factors.
     floats shared[VECTORS], shared_minima[VECTORS];
 
-    Groups(const QuantizedMatrix<BITS, T> &m, int64_t block) : form(m.form) { enter(m.block(block)); }
+    GroupIterator(const QuantizedMatrix<BITS, T> &m, int64_t block) : form(m.form) { enter(m.block(block)); }
 
     bool left() const { return index < form.groups; }
 
@@ -143,7 +143,7 @@ template <int BITS, class T, int ROWS>
 void multiply_few(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
     constexpr int UNIT = Codes<BITS>::UNIT, INPUTS = Step<Number<T>>::INPUTS;
     const int units = m.form.group / UNIT;
-    for (Groups<BITS, T> group(m, block); group.left(); group.next()) {
+    for (GroupIterator<BITS, T> group(m, block); group.left(); group.next()) {
         const Inputs<T, ROWS> x(m, group.index);
         const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
         RowSums<Number<T>, ROWS> held;
@@ -167,7 +167,7 @@ void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums
     constexpr int MOST = MOST_ROWS<T>, LEAST = (MOST + 1) / 2;  // LEAST: fewest rows that a tile can have.
     const int64_t tiles = (m.rows + MOST - 1) / MOST, size = m.form.group;
     alignas(LINE) Number<T> weights[MOST_GROUP * OUT];
-    for (Groups<BITS, T> group(m, block); group.left(); group.next()) {
+    for (GroupIterator<BITS, T> group(m, block); group.left(); group.next()) {
         const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
         const Scales scales(group);
         for (int64_t t = 0; t < tiles; t++) {
@@ -224,7 +224,7 @@ void sums_in_tiles(const QuantizedMatrix<BITS, bfloat16> &m, int64_t block, floa
     const RowTiles rows(m.rows);
     registers.set_height(rows.height);
     alignas(LINE) bfloat16 weights[2][MOST_GROUP * OUT];
-    for (Groups<BITS, bfloat16> group(m, block); group.left(); group.next()) {
+    for (GroupIterator<BITS, bfloat16> group(m, block); group.left(); group.next()) {
         bfloat16 *const numbers = weights[group.index % 2];
         const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
         for (int unit = 0; unit < m.form.group / UNIT; unit++) {
@@ -312,7 +312,7 @@ void look_up(const QuantizedMatrix<BITS, T> &m, const int64_t *tokens, T *y) {
         for (int64_t row = begin; row < end; row++) {
             const int output = static_cast<int>(tokens[row] % OUT);
             T *to = y + row * m.inputs;
-            for (Groups<BITS, T> group(m, tokens[row] / OUT); group.left(); group.next()) {
+            for (GroupIterator<BITS, T> group(m, tokens[row] / OUT); group.left(); group.next()) {
                 const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
                 const Scales scales(group);
                 const float scale = scales.scale[output / LANES][output % LANES];

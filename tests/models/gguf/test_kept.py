@@ -20,7 +20,7 @@ from baton.models.layers.linear import Linear
 from baton.models.loading.checkpoint import build_model, find_family, load_model, read_stored
 from baton.models.loading.filling import parts_of
 from baton.models.loading.formats.composed import MixedGroups
-from baton.models.loading.kept import sizes_kept, taken
+from baton.models.loading.kept import sizes_kept, take_part
 from baton.models.loading.matching import match
 from baton.models.loading.shards import read_headers
 from baton.models.loading.source import read_source_config
@@ -157,10 +157,10 @@ def test_columns_in_another_order_keep_their_scales() -> None:
     def swapped(weight: Tensor) -> Tensor:
         return weight.view(3, 2, 2, 128).transpose(1, 2).reshape(3, 512)
 
-    found = taken(groups, (3, 512), Piece("", take=swapped))
+    found = take_part(groups, (3, 512), Piece("", take=swapped))
     assert found.form == Form(4, 32, span=4, has_minima=True, dtype=torch.float16)
     assert torch.equal(found.numbers(), swapped(values))
-    rows = taken(groups, (3, 512), Piece("", take=lambda weight: weight[1:]))
+    rows = take_part(groups, (3, 512), Piece("", take=lambda weight: weight[1:]))
     assert rows.form == block.form and torch.equal(rows.numbers(), values[1:])
 
 
@@ -170,7 +170,7 @@ def test_columns_in_another_order_keep_their_scales() -> None:
 def test_groups_that_do_not_stay_together_are_told_apart(take: Any) -> None:
     raw = torch.from_numpy(random_blocks(Type.Q8_0, (3, 64))).flatten()
     with pytest.raises(MixedGroups):
-        taken(BLOCKS["Q8_0"].groups(raw, 64), (3, 64), Piece("", take=take))
+        take_part(BLOCKS["Q8_0"].groups(raw, 64), (3, 64), Piece("", take=take))
 
 
 def test_a_scale_that_is_not_finite_is_refused(oracle: Oracle, tmp_path: Path) -> None:
