@@ -14,7 +14,6 @@ from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp.bandwidth import read_bandwidth
 from baton.kernels.runtime.cpp.build import KERNELS
 from baton.kernels.runtime.cpp.cache import cache_folder
-from baton.kernels.runtime.cpp.pool import torch_pool
 from baton.kernels.runtime.cpp.prepare import Prepared, prepare
 from baton.kernels.runtime.cpp.targets import cpu_features
 
@@ -72,8 +71,7 @@ def describe_library(prepared: Prepared) -> str:
 
 def describe_threads(threads: int) -> str:
     spinning = ", ".join(f"{name}={os.environ[name]}" for name in SETTINGS if name in os.environ)
-    pool = "shared with native code" if torch_pool() is not None else "native code runs in one thread"
-    return f"{threads} for a large model, {pool}; {spinning}"
+    return f"{threads} for a large model; {spinning}"
 
 
 def operations() -> list[str]:

@@ -6,8 +6,8 @@ from collections.abc import MutableMapping
 # Value of GOMP_SPINCOUNT: how often an idle thread of libgomp checks for work before it sleeps.
 SPINS = "3000"
 SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-# In smaller models, waiting for a second thread takes longer than that thread saves.
-PARAMETERS_FOR_MORE = 20_000_000
+# In smaller models, a second thread with a busy process running costs more than it saves alone.
+PARAMETERS_FOR_MORE = 10_000_000
 
 
 def spin_briefly(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -75,7 +75,7 @@ int64_t grain(const PackedMatrix<T> &m) {
 #if defined(__AMX_BF16__)
 // The product of many rows, piece by piece.
 void linear_of_many(const PackedMatrix<bfloat16> &m, bfloat16 *y, int64_t y_stride) {
-    const int64_t blocks = std::clamp<int64_t>(m.blocks() / (2 * pool.threads), 1, PIECE_BLOCKS);
+    const int64_t blocks = std::clamp<int64_t>(m.blocks() / (2 * pool.threads()), 1, PIECE_BLOCKS);
     const int64_t across = (m.blocks() + blocks - 1) / blocks, down = (m.rows + PIECE_ROWS - 1) / PIECE_ROWS;
     parallel_for_with<TileRegisters>(across * down, 1, [&](TileRegisters &registers, int64_t begin, int64_t end) {
         const FlushDenormals flush;

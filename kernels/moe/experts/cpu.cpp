@@ -128,7 +128,7 @@ int64_t blocks_at_once(const Choice &c) { return std::clamp<int64_t>(2048 / std:
 template <class M, class T = typename M::Input>
 void project_out(const M &m, const T *hidden, const Choice &c, const SortedPairs &sorted, T *y) {
     const int64_t most = blocks_at_once(c), size = c.rows * BLOCK_OUT;
-    const int64_t together = std::min(most, m.blocks() / (2 * pool.threads));  // Fewer if threads would idle.
+    const int64_t together = std::min(most, m.blocks() / (2 * pool.threads()));  // Fewer if threads would idle.
     const int64_t weights = BLOCK_OUT * m.inputs * sorted.count;
     parallel_for_with<TileRegisters>(
         m.blocks(), std::max(grain(weights, c, sorted), together),

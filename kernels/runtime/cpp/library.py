@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from baton.kernels.runtime.cpp.pool import use_pool
-
 Function = Callable[..., None]
 
 
@@ -103,7 +101,7 @@ def install(path: Path, threads: int, operations: Collection[str] | None = None)
     uninstall()
     try:
         library = ctypes.CDLL(str(path))
-        use_pool(library, threads)
+        _share(library, threads)
     except (OSError, AttributeError) as error:
         raise LoadError(str(error)) from error
     _library = library
@@ -119,7 +117,7 @@ def use_threads(threads: int) -> None:
     """Set the number of threads that torch and native code compute with."""
     torch.set_num_threads(threads)
     if _library is not None:
-        use_pool(_library, threads)
+        _share(_library, threads)
 
 
 def uninstall() -> None:
@@ -127,6 +125,13 @@ def uninstall() -> None:
     global _library
     _library = None
     _functions.clear()
+
+
+def _share(library: ctypes.CDLL, threads: int) -> None:
+    """Set the number of threads that a library's loops are shared by. Raise AttributeError if it is no such library."""
+    use = library.baton_use_threads
+    use.argtypes, use.restype = [ctypes.c_int], None
+    use(threads)
 
 
 def _report(on_call: Callable[[str, tuple[Any, ...]], None], name: str, *arguments: Any) -> None:

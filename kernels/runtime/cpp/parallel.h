@@ -1,26 +1,17 @@
-// Parallel loops on the threads of torch's OpenMP pool, which do not need OpenMP to be compiled; and scratch memory of
-// each thread.
+// Parallel loops on the threads of the pool, and scratch memory of each thread.
 #pragma once
 
 #include <pthread.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
+
+#include "pool.h"
 
 namespace baton {
 
 constexpr int64_t PARTS = 8;  // Number of parts of a loop per thread.
-
-// run: OpenMP's entry point for parallel regions (GOMP_parallel), which calls body(data) on all threads; null: there is
-// no pool.
-struct Pool {
-    using Run = void (*)(void (*body)(void *), void *data, unsigned threads, unsigned flags);
-    Run run = nullptr;
-    int threads = 1;
-};
-extern Pool pool;
 
 // Call f(own, begin, end) for parts of [0, n) of at least `grain` each, and return when all are done. `own` is an object
 // of the thread, which lives as long as the loop. A thread takes the next part when it has finished one, so a thread that
@@ -28,24 +19,19 @@ extern Pool pool;
 // The result for an index must not depend on the part that it is in, because the parts depend on the number of threads.
 // f must not throw.
 template <class Own, class F> void parallel_for_with(int64_t n, int64_t grain, F f) {
-    const int64_t parts = std::min<int64_t>(pool.threads * PARTS, n / std::max<int64_t>(grain, 1));
-    if (parts <= 1 || pool.threads == 1) {
-        Own own;
-        if (n > 0) f(own, int64_t(0), n);
-        return;
-    }
     struct Work {
         F &f;
         int64_t n, parts;
-        std::atomic<int64_t> next;
-    } work{f, n, parts, {0}};
-    auto body = [](void *data) {
+    } work{f, n, std::min<int64_t>(pool.threads() * PARTS, n / std::max<int64_t>(grain, 1))};
+    const auto body = [](void *data, Turn &turn) {
         Work &work = *static_cast<Work *>(data);
         Own own;
-        for (int64_t part; (part = work.next.fetch_add(1, std::memory_order_relaxed)) < work.parts;)
+        for (int64_t part; (part = turn.take()) >= 0;)
             work.f(own, work.n * part / work.parts, work.n * (part + 1) / work.parts);
     };
-    pool.run(body, &work, static_cast<unsigned>(pool.threads), 0);
+    if (pool.threads() > 1 && work.parts > 1 && pool.run(work.parts, body, &work)) return;
+    Own own;
+    if (n > 0) f(own, int64_t(0), n);
 }
 
 // The same with f(begin, end).

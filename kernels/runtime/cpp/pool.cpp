@@ -1,11 +1,134 @@
-#include "parallel.h"
+#include "pool.h"
+
+#include <signal.h>
+#include <time.h>
 
 namespace baton {
+
 Pool pool;
+
+namespace {
+
+constexpr int64_t WORKER_SPINS_NS = 50'000;  // The next loop of a step comes sooner.
+constexpr int64_t CALLER_SPINS_NS = 30'000;  // The last part takes less, unless its worker has lost its processor.
+
+// Spin until is_over() or the time has passed. Return whether it is over.
+template <class F> bool spin(int64_t nanoseconds, F is_over) {
+    const auto now = [] {
+        timespec at;
+        clock_gettime(CLOCK_MONOTONIC, &at);
+        return at.tv_sec * int64_t(1'000'000'000) + at.tv_nsec;
+    };
+    for (const int64_t end = now() + nanoseconds; now() < end;)
+        for (int turn = 0; turn < 32; turn++) {
+            if (is_over()) return true;
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#elif defined(__aarch64__)
+            asm volatile("yield");
+#endif
+        }
+    return false;
 }
 
-// Set the pool; called before any operation. If gomp_parallel is null, everything runs in the calling thread.
-extern "C" void baton_use_pool(void *gomp_parallel, int threads) {
-    baton::pool.run = reinterpret_cast<baton::Pool::Run>(gomp_parallel);
-    baton::pool.threads = gomp_parallel ? threads : 1;
+bool has_parts(uint64_t left) { return (left >> 16 & 0xffff) != (left & 0xffff); }
+
+}  // namespace
+
+void Pool::use(int threads) {
+    pthread_mutex_lock(&lock);
+    count = threads;
+    pthread_cond_broadcast(&new_loop);  // Workers that are too many end.
+    pthread_mutex_unlock(&lock);
 }
+
+bool Pool::run(int64_t parts, void (*body)(void *, Turn &), void *data) {
+    if (is_taken.exchange(true, std::memory_order_acquire)) return false;
+    if (started < count - 1) start_workers();
+    const uint32_t loop = loops() + 1;
+    this->body = body, this->data = data, this->parts = parts;
+    done.store(0, std::memory_order_relaxed);
+    left.store(uint64_t(loop) << 32 | uint64_t(parts));
+    if (sleeping.load()) {
+        pthread_mutex_lock(&lock);
+        pthread_cond_broadcast(&new_loop);
+        pthread_mutex_unlock(&lock);
+    }
+    Turn own(false);
+    own.loop = loop;
+    body(data, own);
+    done.fetch_add(own.taken, std::memory_order_acq_rel);
+    wait_for(parts);
+    is_taken.store(false, std::memory_order_release);
+    return true;
+}
+
+// Wait until all parts are done. The caller gives its processor up if that takes long: the worker may need it.
+void Pool::wait_for(uint32_t parts) {
+    const auto is_over = [&] { return done.load(std::memory_order_acquire) == parts; };
+    if (is_over() || spin(CALLER_SPINS_NS, is_over)) return;
+    pthread_mutex_lock(&lock);
+    caller_sleeps.store(true);
+    while (done.load() != parts) pthread_cond_wait(&all_done, &lock);
+    caller_sleeps.store(false);
+    pthread_mutex_unlock(&lock);
+}
+
+// Start the workers that are missing, with all signals blocked: Python handles them in its own threads.
+void Pool::start_workers() {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_mutex_lock(&lock);
+    for (; started < count - 1; started++) {
+        pthread_t thread;
+        if (pthread_create(&thread, nullptr, worker, reinterpret_cast<void *>(int64_t(started)))) break;
+        pthread_detach(thread);
+    }
+    pthread_mutex_unlock(&lock);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void *Pool::worker(void *index) {
+    pool.work(static_cast<int>(reinterpret_cast<int64_t>(index)));
+    return nullptr;
+}
+
+void Pool::work(int index) {
+    do {
+        while (spin(WORKER_SPINS_NS, [&] { return has_parts(left.load(std::memory_order_acquire)); })) {
+            Turn turn(true);
+            if (!may_work(index) || !turn.join()) continue;
+            // While this thread holds a part, the loop is not over, and its fields do not change.
+            const uint32_t all = parts;
+            body(data, turn);
+            if (done.fetch_add(turn.taken) + turn.taken != all || !caller_sleeps.load()) continue;
+            pthread_mutex_lock(&lock);
+            pthread_cond_signal(&all_done);
+            pthread_mutex_unlock(&lock);
+        }
+    } while (sleep(index));
+}
+
+// Sleep until a loop has parts. Return false if the worker shall end, because there are too many.
+bool Pool::sleep(int index) {
+    pthread_mutex_lock(&lock);
+    sleeping.fetch_add(1);
+    while (may_work(index) ? !has_parts(left.load()) : index != started - 1) pthread_cond_wait(&new_loop, &lock);
+    sleeping.fetch_sub(1);
+    const bool goes_on = may_work(index);
+    if (!goes_on) {
+        started--;
+        pthread_cond_broadcast(&new_loop);  // The one before may end too.
+    }
+    pthread_mutex_unlock(&lock);
+    return goes_on;
+}
+
+}  // namespace baton
+
+// Set how many threads compute, the calling thread among them.
+extern "C" void baton_use_threads(int threads) { baton::pool.use(threads); }
+
+// Return how many loops the threads have shared so far.
+extern "C" int64_t baton_shared_loops() { return baton::pool.loops(); }

@@ -17,8 +17,6 @@ from tests.kernels.rounding import SIGMOID, assert_within, gamma, unit
 F32, BF16 = torch.float32, torch.bfloat16
 BOTH: tuple[Activation, ...] = ("silu_gated", "relu2")
 ACTIVATIONS, DTYPES = st.sampled_from(BOTH), st.sampled_from([F32, BF16])
-# The type of OpenMP's GOMP_parallel; its first argument is the function that each thread calls.
-POOL = ctypes.CFUNCTYPE(None, ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 few = settings(max_examples=30, deadline=None)
 
 
@@ -213,16 +211,10 @@ def test_few_rows_of_small_experts_use_all_threads(rows: int) -> None:
 
     Once, a single thread computed all blocks.
     """
-    shared: list[int] = []
-
-    @POOL
-    def run_once(body: Callable[[int], None], data: int, threads: int, flags: int) -> None:
-        shared.append(threads)
-        body(data)
-
     x, chosen, weights, first, second = drawn(0, rows, (16, 4, 768, 128), "silu_gated", BF16)
-    with installed():
-        ctypes.CDLL(str(library_for())).baton_use_pool(run_once, 2)
+    with installed(threads=2):
+        loops = ctypes.CDLL(str(library_for())).baton_shared_loops
+        before = loops()
         y = run(x, chosen, weights, first, second, "silu_gated")
-    assert shared == [2, 2]
+        assert loops() - before == 2
     assert_near(y, exactly(x, chosen, weights, first, second, "silu_gated"))

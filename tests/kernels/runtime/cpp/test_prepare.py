@@ -167,15 +167,15 @@ def test_only_one_of_two_simultaneous_processes_compiles(tmp_path: Path) -> None
 
 def test_a_function_whose_check_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def differs() -> None:
-        assert cpp.function("baton_use_pool") is not None
+        assert cpp.function("baton_use_threads") is not None
         torch.testing.assert_close(torch.tensor([1.0]), torch.tensor([2.0]))
 
     monkeypatch.setattr(library, "_declared", dict(library._declared))
-    cpp.declare("baton_use_pool", [], differs)
+    cpp.declare("baton_use_threads", [], differs)
     cpp.declare("baton_missing", [], lambda: None)
     left_out = cpp.install(library_for(), threads=1)
-    assert sorted(left_out) == ["baton_missing", "baton_use_pool"]
-    assert "not close" in left_out["baton_use_pool"]
+    assert sorted(left_out) == ["baton_missing", "baton_use_threads"]
+    assert "not close" in left_out["baton_use_threads"]
     assert "undefined symbol" in left_out["baton_missing"]
-    assert cpp.function("baton_use_pool") is None
+    assert cpp.function("baton_use_threads") is None
     assert cpp.function(NAME) is not None
