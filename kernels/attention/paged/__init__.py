@@ -26,6 +26,7 @@ def paged_attention(
     prompts: int,
     longest: int,
     seen_from: int = 0,
+    window: int = 0,
 ) -> Tensor:
     """Compute reference.paged_attention with the fastest form. Only Triton's grid needs `prompts` and `longest`.
 
@@ -38,7 +39,7 @@ def paged_attention(
         from baton.kernels.attention.paged import triton
 
         layout = (page_table, offsets, starts)
-        return triton.paged_attention(query, key_pages, value_pages, *layout, scale, prompts, longest)
+        return triton.paged_attention(query, key_pages, value_pages, *layout, scale, prompts, longest, window)
     usable = native.takes(query, key_pages, value_pages, page_table)
     run = native.paged_attention if usable else reference.paged_attention
-    return run(query, key_pages, value_pages, page_table, offsets, starts, scale, seen_from)
+    return run(query, key_pages, value_pages, page_table, offsets, starts, scale, seen_from, window)

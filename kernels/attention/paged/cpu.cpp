@@ -23,12 +23,16 @@ enum Buffer { TURNED_KEYS, VALUES, QUERIES, SCORES, WEIGHTS, SUMS, ROWS, BLOCKS 
 
 // The packed segments. Segment s is tokens [offsets[s], offsets[s + 1]) at positions from starts[s] on. The segment is
 // divided into blocks of `tokens` tokens, numbered [blocks[s], blocks[s + 1]). seen_from: the first position that any token
-// attends to. table: a row of page numbers for each segment, with rows table_stride elements apart.
+// attends to. window: how many positions a token attends to, its own included.
+// table: a row of page numbers for each segment, with rows table_stride elements apart.
 struct Segments {
-    int64_t count, tokens, table_stride, seen_from;
+    int64_t count, tokens, table_stride, seen_from, window;
     const int64_t *offsets, *starts;
     const int32_t *table;
     const int64_t *blocks;
+
+    // Return the first position that the token at `position` attends to.
+    int64_t first_seen(int64_t position) const { return std::max(seen_from, position - window + 1); }
 };
 
 // Divide segments into blocks: return Segments::blocks, [segments + 1], in scratch memory of the calling thread.
@@ -132,7 +136,7 @@ private:
         std::fill(highest, highest + rows, -FLT_MAX);
         std::fill(totals, totals + rows, 0.0f);
         const int64_t end = position + last - first;
-        for (int64_t key = s.seen_from / KEYS * KEYS; key < end; key += KEYS)
+        for (int64_t key = s.first_seen(position) / KEYS * KEYS; key < end; key += KEYS)
             add(segment, kv_head, key, end, position, rows, queries, sums, highest, totals);
         with_type(type, [&](auto *activation) {
             auto *const to = static_cast<decltype(activation)>(output);
@@ -160,9 +164,10 @@ private:
         turn_keys(segment, kv_head, begin, end, last, turned);
         multiply<Number, Number>(rows, round_up(end - begin), whole(h.width), {queries, columns},
                                  {turned, KEYS * PAIRED<Number>}, {}, {scores, KEYS});
-        const int64_t unseen = std::clamp<int64_t>(s.seen_from - begin, 0, KEYS);
         for (int64_t row = 0; row < rows; row++) {
-            const int64_t seen = std::clamp<int64_t>(position + row / h.repeats() + 1 - begin, 0, KEYS);
+            const int64_t own = position + row / h.repeats();
+            const int64_t unseen = std::clamp<int64_t>(s.first_seen(own) - begin, 0, KEYS);
+            const int64_t seen = std::clamp<int64_t>(own + 1 - begin, 0, KEYS);
             const float kept = weigh(unseen, seen, scores + row * KEYS, weights + row * KEYS, highest[row], totals[row]);
             if (IN_PAIRS)
                 rescale[row] = kept;
@@ -314,18 +319,21 @@ private:
 // keys, values: pages of dtype `stored`. key_stride: between pages of keys. value_...: between pages, positions, heads.
 // table: page numbers, one row for each segment, with rows table_stride apart.
 // tokens: how many tokens of a segment are computed together. seen_from: the first position that tokens attend to.
+// window: how many positions a token attends to, its own included; 0: all.
 // offsets: [segments + 1]; starts: [segments].
 extern "C" void baton_paged_attention(int type, const void *query, int stored, const void *keys, int64_t key_stride,
                                       const void *values, int64_t value_page_stride, int64_t value_stride,
                                       int64_t value_head_stride, const int32_t *table, int64_t table_stride,
-                                      int64_t segments, int64_t tokens, int64_t seen_from, const int64_t *offsets,
-                                      const int64_t *starts, int64_t heads, int64_t kv_heads, int64_t width, int64_t value_width,
-                                      int64_t page_size, float scale, void *output) {
+                                      int64_t segments, int64_t tokens, int64_t seen_from, int64_t window,
+                                      const int64_t *offsets, const int64_t *starts, int64_t heads, int64_t kv_heads,
+                                      int64_t width, int64_t value_width, int64_t page_size, float scale,
+                                      void *output) {
     with_type(stored, [&](auto *page) {
         using Stored = std::remove_pointer_t<decltype(page)>;
         const auto run = [=](auto number) {
             const Attention<Stored, decltype(number)> attention{
-                {segments, tokens, table_stride, seen_from, offsets, starts, table, cut(segments, tokens, offsets)},
+                {segments, tokens, table_stride, seen_from, window ? window : INT64_MAX, offsets, starts, table,
+                 cut(segments, tokens, offsets)},
                 {heads, kv_heads, width, value_width, scale},
                 type,
                 query,

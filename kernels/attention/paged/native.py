@@ -13,7 +13,7 @@ from baton.kernels.runtime.cpp.checks import assert_agrees
 NAME = "baton_paged_attention"
 ARGUMENTS = [
     *(INT, POINTER, INT, POINTER, INT64, POINTER, *(INT64,) * 3),
-    *(POINTER, INT64, INT64, INT64, INT64),
+    *(POINTER, *(INT64,) * 5),
     *(POINTER,) * 2,
     *(INT64,) * 5,
     *(FLOAT, POINTER),
@@ -44,6 +44,7 @@ def paged_attention(
     starts: Tensor,
     scale: float,
     seen_from: int = 0,
+    window: int = 0,
 ) -> Tensor:
     """Compute reference.paged_attention. Raise ValueError for layouts that the C function does not take.
 
@@ -66,7 +67,7 @@ def paged_attention(
     run(
         *(TYPES[query.dtype], query.data_ptr(), TYPES[key_pages.dtype]),
         *(key_pages.data_ptr(), key_pages.stride(0), value_pages.data_ptr(), *value_pages.stride()[:3]),
-        *(page_table.data_ptr(), page_table.stride(0), len(starts), tokens, seen_from),
+        *(page_table.data_ptr(), page_table.stride(0), len(starts), tokens, seen_from, window),
         *(offsets.data_ptr(), starts.data_ptr()),
         *(heads, kv_heads, width, value_width, page_size),
         *(scale, output.data_ptr()),
@@ -108,9 +109,9 @@ def check() -> None:
         query, (keys, values) = torch.randn(31, 6, 20, generator=g).to(dtype), pages.to(dtype)
         values, layout = values[..., :width], (table, offsets, starts)
         tolerance = 1e-4 if dtype == torch.float32 else 0.02
-        for seen_from in (0, 5):
-            found = paged_attention(query, keys, values, *layout, 0.3, seen_from)
-            exact = reference.paged_attention(query.float(), keys.float(), values.float(), *layout, 0.3, seen_from)
+        for seen in ((0, 0), (5, 0), (0, 9)):
+            found = paged_attention(query, keys, values, *layout, 0.3, *seen)
+            exact = reference.paged_attention(query.float(), keys.float(), values.float(), *layout, 0.3, *seen)
             assert_agrees(found.float(), exact, rtol=tolerance, atol=tolerance)
 
 

@@ -3,7 +3,8 @@
 Prompts: a program computes a tile of tokens (flash attention 2: Dao, 2023, arXiv:2307.08691). Decoding rows: programs
 compute parts of a row's positions, and another kernel combines them (split-K, as in flash decoding). The query heads
 that share a key head are rows of one tile. Blocks and parts are cut at a row's own positions, independent of the rest
-of the batch and of the width of the page table, so the results are batch-invariant.
+of the batch and of the width of the page table, so the results are batch-invariant. With a window, the first block is
+the one that contains the first position that is seen; earlier pages are not read.
 """
 
 import math
@@ -23,6 +24,8 @@ from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
 PARTS = 128
 # A long sequence is split into parts of at least this many positions.
 SHORTEST = tl.constexpr(256)
+# Parts begin and end at multiples of this number of positions, which every BLOCK_N of decoding rows divides.
+ALIGNED = tl.constexpr(128)
 # Programs that are enough for any GPU. If rows · key heads · parts exceed this, each program computes several parts.
 PROGRAMS = 8192
 COMBINE_CONFIG = KernelConfig()
@@ -38,8 +41,9 @@ def paged_attention(
     scale: float,
     prompts: int,
     longest: int,
+    window: int = 0,
 ) -> Tensor:
-    """Compute reference.paged_attention, except that offsets and starts are on the device.
+    """Compute reference.paged_attention from position 0 on, except that offsets and starts are on the device.
 
     The query, key pages and the page table may be strided in their first dimension, value pages in all but the last.
     Raise ValueError for other layouts.
@@ -51,7 +55,7 @@ def paged_attention(
     kv_heads, value_width = value_pages.shape[2:]
     output = torch.empty(*query.shape[:2], value_width, dtype=query.dtype, device=query.device)
     arguments = (query, key_pages, value_pages, page_table, row_stride(page_table), scale / math.log(2))
-    layout = _layout(query, key_pages, value_pages)
+    layout = {**_layout(query, key_pages, value_pages), "WINDOW": window}
     if prompts:
         config = tiles.prefill_config(query, value_pages)
         blocks = cdiv(longest, config.blocks["BLOCK_M"] // layout["GROUP"])
@@ -96,7 +100,9 @@ def _attend_from_rows(
     page_size, kv_heads, value_width = value_pages.shape[1:]
     rows = len(page_table) - prompts
     parts = next_power_of_2(cdiv(PARTS, kv_heads))
-    room = min(parts, cdiv(page_table.shape[1] * page_size, SHORTEST.value))
+    longest, window = page_table.shape[1] * page_size, layout["WINDOW"]
+    read = min(longest, window + ALIGNED.value - 1) if window else longest
+    room = min(parts, cdiv(read, SHORTEST.value))
     sums = torch.empty(rows, heads, room, value_width, dtype=torch.float32, device=query.device)
     marks = torch.empty(rows, heads, room, 2, dtype=torch.float32, device=query.device)
     where = (starts, prompts, tokens - rows, room)
@@ -105,7 +111,7 @@ def _attend_from_rows(
     config = tiles.decode_config(query, value_pages)
     launch(_decode, grid, *arguments, *where, sums, marks, config=config, **layout)
     columns = tiles.combined_columns(parts, value_width)
-    shape = {"WIDTH": value_width, "BLOCK_WIDTH": columns, "PARTS": parts}
+    shape = {"WIDTH": value_width, "BLOCK_WIDTH": columns, "PARTS": parts, "WINDOW": window}
     grid = (heads, rows, cdiv(value_width, columns))
     launch(_combine, grid, sums, marks, *where, output, config=COMBINE_CONFIG, **shape)
 
@@ -136,6 +142,7 @@ def _attend(
     VALUE_POSITION: tl.constexpr,
     BLOCK_N: tl.constexpr,
     IS_WHOLE: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Attend to the positions [first, stop) of a segment, BLOCK_N at a time; return the updated best, total and sums.
 
@@ -148,7 +155,8 @@ def _attend(
     sums: [M, len(value_dims)], the sums of these value columns, weighted with 2^(score - best).
     limits: [M], a row sees the positions below its limit.
     end: positions from here on are not in the pages, and are not loaded.
-    IS_WHOLE: every row sees all positions, so no causal mask is needed.
+    IS_WHOLE: every row sees all positions, so no mask is needed.
+    WINDOW: a row sees the last WINDOW positions below its limit; 0: all.
     """
     columns = tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_WIDTH)
@@ -170,10 +178,16 @@ def _attend(
         else:
             scores = _scores_of_pieces(query, is_row, key_ptrs, is_there, dims, WIDTH) * scale
         if not IS_WHOLE:
-            scores = tl.where(positions[None, :] < limits[:, None], scores, float("-inf"))
+            is_seen = positions[None, :] < limits[:, None]
+            if WINDOW:
+                is_seen &= positions[None, :] >= limits[:, None] - WINDOW
+            scores = tl.where(is_seen, scores, float("-inf"))
         larger = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - larger[:, None])
-        shrink = tl.exp2(best - larger)  # rescales the previous sums to the new largest score
+        anchor = larger
+        if WINDOW:  # A row may see no position of a block before its window; its sums stay 0.
+            anchor = tl.where(larger == float("-inf"), 0.0, larger)
+        weights = tl.exp2(scores - anchor[:, None])
+        shrink = tl.exp2(best - anchor)  # rescales the previous sums to the new largest score
         best = larger
         total = total * shrink + tl.sum(weights, 1)
         inner = ((positions % PAGE) * VALUE_POSITION)[:, None] + value_dims[None, :]
@@ -223,6 +237,7 @@ def _prefill(
     VALUE_POSITION: tl.constexpr,
     VALUE_HEAD: tl.constexpr,
     QUERY_STRIDE: tl.constexpr,
+    WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -253,22 +268,28 @@ def _prefill(
     value_ptr += kv_head * VALUE_HEAD
     value_dims = tl.program_id(1) % VALUE_PARTS * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
     table_ptr += segment.to(tl.int64) * table_stride
-    limits = start + tokens + 1
     end = start + tl.minimum(first + TOKENS, length)
-    # Positions below `whole` are visible to all tokens of the tile and need no mask; later ones need the causal mask.
+    limits = tl.minimum(start + tokens + 1, end)  # Rows that do not exist see what the last token sees.
+    # Positions below `whole` are visible to all tokens of the tile, and need no mask if there is no window; later ones
+    # need the causal mask.
     whole = (start + first + 1) // BLOCK_N * BLOCK_N
+    begin = 0
+    if WINDOW:
+        begin = tl.maximum(start + first + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_VALUE], tl.float32)
     best, total, sums = _attend(
-        *(query, is_row, value_dims, best, total, sums, 0, whole, limits, end, scale, key_ptr, value_ptr, table_ptr),
+        *(query, is_row, value_dims, best, total, sums),
+        *(begin, whole, limits, end, scale, key_ptr, value_ptr, table_ptr),
         *(WIDTH, VALUE_WIDTH, BLOCK_WIDTH, PAGE, KEY_STRIDE, KEY_POSITION, VALUE_STRIDE, VALUE_POSITION),
-        *(BLOCK_N, True),
+        *(BLOCK_N, WINDOW == 0, WINDOW),
     )
     best, total, sums = _attend(
-        *(query, is_row, value_dims, best, total, sums, whole, end, limits, end, scale, key_ptr, value_ptr, table_ptr),
+        *(query, is_row, value_dims, best, total, sums),
+        *(whole, end, limits, end, scale, key_ptr, value_ptr, table_ptr),
         *(WIDTH, VALUE_WIDTH, BLOCK_WIDTH, PAGE, KEY_STRIDE, KEY_POSITION, VALUE_STRIDE, VALUE_POSITION),
-        *(BLOCK_N, False),
+        *(BLOCK_N, False, WINDOW),
     )
     sums = sums / total[:, None]
     target = output_ptr + place * (HEADS * VALUE_WIDTH) + (head * VALUE_WIDTH)[:, None] + value_dims[None, :]
@@ -276,12 +297,19 @@ def _prefill(
 
 
 @jit
-def _span(length, PARTS: tl.constexpr):
-    """Return how many positions each part of a row has; the last part may have fewer.
+def _parts(length, WINDOW: tl.constexpr, PARTS: tl.constexpr):
+    """Return where the first part of a row begins, how many positions each part has, and how many parts there are.
 
-    The number is a multiple of 128 and therefore of every BLOCK_N, and large enough that PARTS parts cover the row.
+    Both positions are multiples of ALIGNED. At most PARTS parts cover the positions that the row sees; the last one may
+    be shorter.
+
+    length: the row's position + 1.
     """
-    return tl.maximum(SHORTEST, tl.cdiv(length, PARTS * 128) * 128)
+    begin = 0
+    if WINDOW:
+        begin = tl.maximum(length - WINDOW, 0) // ALIGNED * ALIGNED
+    span = tl.maximum(SHORTEST, tl.cdiv(length - begin, PARTS * ALIGNED) * ALIGNED)
+    return begin, span, tl.cdiv(length - begin, span)
 
 
 @jit
@@ -312,6 +340,7 @@ def _decode(
     VALUE_POSITION: tl.constexpr,
     VALUE_HEAD: tl.constexpr,
     QUERY_STRIDE: tl.constexpr,
+    WINDOW: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -325,7 +354,7 @@ def _decode(
     """
     kv_head, row = tl.program_id(0) // VALUE_PARTS, tl.program_id(1).to(tl.int64)
     length = tl.load(starts_ptr + first_segment + row).to(tl.int32) + 1
-    span = _span(length, PARTS)
+    origin, span, parts = _parts(length, WINDOW, PARTS)
     rows, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_WIDTH)
     is_head = rows < GROUP
     inside = is_head[:, None] & (dims < WIDTH)[None, :]
@@ -337,17 +366,20 @@ def _decode(
     value_ptr += kv_head * VALUE_HEAD
     value_dims = tl.program_id(0) % VALUE_PARTS * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
     table_ptr += (first_segment + row) * table_stride
-    for part in range(tl.program_id(2), tl.cdiv(length, span), tl.num_programs(2)):
-        end = tl.minimum((part + 1) * span, length)
+    limits = tl.full([BLOCK_M], 0, tl.int32) + length
+    for part in range(tl.program_id(2), parts, tl.num_programs(2)):
+        begin = origin + part * span
+        end = tl.minimum(begin + span, length)
+        if WINDOW:  # Skip the blocks of the first part that are before the window.
+            begin = tl.maximum(begin, tl.maximum(length - WINDOW, 0) // BLOCK_N * BLOCK_N)
         best = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         sums = tl.zeros([BLOCK_M, BLOCK_VALUE], tl.float32)
-        limits = tl.full([BLOCK_M], 0, tl.int32) + end
         best, total, sums = _attend(
             *(query, is_head, value_dims, best, total, sums),
-            *(part * span, end, limits, end, scale, key_ptr, value_ptr, table_ptr),
+            *(begin, end, limits, end, scale, key_ptr, value_ptr, table_ptr),
             *(WIDTH, VALUE_WIDTH, BLOCK_WIDTH, PAGE, KEY_STRIDE, KEY_POSITION, VALUE_STRIDE, VALUE_POSITION),
-            *(BLOCK_N, False),
+            *(BLOCK_N, False, WINDOW),
         )
         place = (row * HEADS + head) * room + part
         is_sum = is_head[:, None] & (value_dims < VALUE_WIDTH)[None, :]
@@ -368,6 +400,7 @@ def _combine(
     WIDTH: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Combine the parts of one head of a row, each rescaled to the largest score of all parts.
 
@@ -379,7 +412,8 @@ def _combine(
     parts, dims = tl.arange(0, PARTS), tl.arange(0, BLOCK_WIDTH)
     if WIDTH > BLOCK_WIDTH:
         dims += tl.program_id(2) * BLOCK_WIDTH
-    is_part, is_dim = parts < tl.cdiv(length, _span(length, PARTS)), dims < WIDTH
+    _, _, count = _parts(length, WINDOW, PARTS)
+    is_part, is_dim = parts < count, dims < WIDTH
     place = (row * heads + head) * room + parts
     best = tl.load(marks_ptr + place * 2, is_part, other=float("-inf"))
     total = tl.load(marks_ptr + place * 2 + 1, is_part, other=0.0)

@@ -21,25 +21,29 @@ class Batch:
     table: Tensor
     expected: Tensor
 
-    def run(self, seen_from: int = 0) -> Tensor:
+    def run(self, seen_from: int = 0, window: int = 0) -> Tensor:
         layout = self.table, torch.tensor([0, *LENGTHS]).cumsum(0), torch.tensor(STARTS)
         pages = self.key_pages, self.value_pages
-        return paged_attention(self.query, *pages, *layout, 0.3, len(LENGTHS), max(LENGTHS), seen_from)
+        sizes = len(LENGTHS), max(LENGTHS)
+        return paged_attention(self.query, *pages, *layout, 0.3, *sizes, seen_from, window)
 
 
-def attend_by_definition(query: Tensor, keys: Tensor, values: Tensor, start: int, seen_from: int = 0) -> Tensor:
+def attend_by_definition(
+    query: Tensor, keys: Tensor, values: Tensor, start: int, seen_from: int, window: int
+) -> Tensor:
     """Compute the attention of L queries [L, heads, d] over keys and values [start + L, kv_heads, …], one by one."""
     outputs = torch.empty(*query.shape[:2], values.shape[2])
     for place in range(len(query)):
         for head in range(HEADS):
             kv = head // (HEADS // KV_HEADS)
-            seen = slice(seen_from, start + place + 1)
+            end = start + place + 1
+            seen = slice(max(seen_from, end - window if window else 0), end)
             weights = (keys[seen, kv] @ query[place, head] * 0.3).softmax(0)
             outputs[place, head] = weights @ values[seen, kv]
     return outputs
 
 
-def drawn(seed: int, value_width: int, are_values_of_keys: bool, seen_from: int = 0) -> Batch:
+def drawn(seed: int, value_width: int, are_values_of_keys: bool, seen_from: int = 0, window: int = 0) -> Batch:
     """Return a random batch, in which page entries that belong to no segment are NaN.
 
     are_values_of_keys: if true, the values are the first columns of the keys.
@@ -55,7 +59,7 @@ def drawn(seed: int, value_width: int, are_values_of_keys: bool, seen_from: int 
         write_pages(keys, values, key_pages, value_pages, places)
         queries.append(torch.randn(length, HEADS, WIDTH))
         seen = keys[..., :value_width] if are_values_of_keys else values
-        expected.append(attend_by_definition(queries[-1], keys, seen, start, seen_from))
+        expected.append(attend_by_definition(queries[-1], keys, seen, start, seen_from, window))
     value_pages = key_pages[..., :value_width] if are_values_of_keys else value_pages
     return Batch(torch.cat(queries), key_pages, value_pages, table, torch.cat(expected))
 
@@ -76,6 +80,18 @@ def test_positions_before_the_first_one_to_see_change_nothing(seen_from: int) ->
     batch = drawn(4, WIDTH, False, seen_from)
     positions = torch.cat([torch.arange(at, at + length) for at, length in zip(STARTS, LENGTHS, strict=True)])
     found, sees = batch.run(seen_from), positions >= seen_from
+    error = attention_error(batch.query, batch.key_pages, batch.value_pages, 0.3, len(positions))
+    assert_within(found[sees], batch.expected[sees], 2 * error)
+
+
+@pytest.mark.parametrize("window", [1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 15, 30, 31, 100])
+@pytest.mark.parametrize("seen_from", [0, 6])
+def test_a_window_ends_at_a_tokens_own_position_and_has_as_many_positions_as_it_names(
+    window: int, seen_from: int
+) -> None:
+    batch = drawn(5, WIDTH, False, seen_from, window)
+    positions = torch.cat([torch.arange(at, at + length) for at, length in zip(STARTS, LENGTHS, strict=True)])
+    found, sees = batch.run(seen_from, window), positions >= seen_from
     error = attention_error(batch.query, batch.key_pages, batch.value_pages, 0.3, len(positions))
     assert_within(found[sees], batch.expected[sees], 2 * error)
 

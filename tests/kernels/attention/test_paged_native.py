@@ -25,6 +25,7 @@ class Layout:
     page_size: int
     segments: list[tuple[int, int]]  # (start, length)
     lacking: int = 0  # columns by which values are narrower than keys
+    window: int = 0
     apart: bool = False  # if true, value pages are as wide as key pages, and values are their first columns
 
 
@@ -40,6 +41,7 @@ LAYOUTS = st.builds(
         max_size=4,
     ),
     lacking=st.one_of(st.just(0), st.integers(1, 70)),
+    window=st.one_of(st.just(0), st.integers(1, 300)),
     apart=st.booleans(),
 )
 LATENTS = Layout(1, 32, 576, 16, [(0, 20), (70, 1), (130, 3)], 64, apart=True)
@@ -56,11 +58,12 @@ class Given:
     offsets: list[int]
     starts: list[int]
     seen_from: int = 0
+    window: int = 0
 
     def run(self, form: object = native.paged_attention) -> Tensor:
         assert callable(form)
         layout = torch.tensor(self.offsets), torch.tensor(self.starts)
-        attended = form(self.query, self.keys, self.values, self.table, *layout, SCALE, self.seen_from)
+        attended = form(self.query, self.keys, self.values, self.table, *layout, SCALE, self.seen_from, self.window)
         assert isinstance(attended, Tensor)
         return attended
 
@@ -96,9 +99,8 @@ def drawn(s: Layout, dtype: torch.dtype) -> Given:
         offsets.append(offsets[-1] + length)
     query = torch.randn(offsets[-1], s.kv_heads * s.repeats, s.width, generator=g).to(dtype)
     keys, values = pages[:, 2], pages[:, 3, ..., : max(1, s.width - s.lacking)]
-    return Given(
-        query, keys, values if s.apart else own_pages(values), table, offsets, [start for start, _ in s.segments]
-    )
+    values, starts = values if s.apart else own_pages(values), [start for start, _ in s.segments]
+    return Given(query, keys, values, table, offsets, starts, window=s.window)
 
 
 def own_pages(values: Tensor) -> Tensor:
@@ -121,6 +123,26 @@ def test_attention_equals_the_reference_and_reads_no_entry_beyond_a_segment(layo
 def test_earlier_positions_are_not_seen(seen_from: int, dtype: torch.dtype) -> None:
     batch = drawn(Layout(2, 3, 24, 16, [(70, 90), (150, 1), (71, 3)]), dtype)
     assert_equals_the_reference(replace(batch, seen_from=seen_from), dtype)
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("window", [1, 15, 16, 17, 63, 64, 65, 128, 1000])
+@pytest.mark.parametrize("seen_from", [0, 70])
+def test_positions_before_a_tokens_window_are_not_seen(window: int, seen_from: int, dtype: torch.dtype) -> None:
+    batch = drawn(Layout(2, 3, 24, 16, [(70, 90), (150, 1), (127, 1), (128, 1), (79, 3)], window=window), dtype)
+    assert_equals_the_reference(replace(batch, seen_from=seen_from), dtype)
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("start", [255, 256, 300])
+def test_pages_before_the_block_in_which_a_window_begins_are_not_read(start: int, dtype: torch.dtype) -> None:
+    """Blocks have 64 positions, and begin at multiples of 64."""
+    batch = drawn(Layout(2, 3, 24, 16, [(start, 4)], window=65), dtype)
+    expected, first_read = batch.run(), (start - 64) // 64 * 64
+    batch.table[0, : first_read // 16] = 2**30
+    assert torch.equal(batch.run(), expected)
 
 
 def assert_equals_the_reference(found: Given, dtype: torch.dtype) -> None:

@@ -24,6 +24,7 @@ class Case:
     lengths: list[int]
     starts: list[int]
     prompts: int
+    window: int = 0
 
     @property
     def offsets(self) -> Tensor:
@@ -31,10 +32,10 @@ class Case:
 
     def run(self) -> Tensor:
         longest = max(self.lengths[: self.prompts], default=0)
-        return triton.paged_attention(*self._arguments(), self.prompts, longest)
+        return triton.paged_attention(*self._arguments(), self.prompts, longest, self.window)
 
     def expected(self) -> Tensor:
-        return reference.paged_attention(*self._arguments())
+        return reference.paged_attention(*self._arguments(), window=self.window)
 
     def assert_attends(self) -> None:
         """Compare with the reference."""
@@ -70,6 +71,7 @@ def case(
     value_width: int | None = None,
     page: int = 16,
     spare: int = 1,
+    window: int = 0,
     seed: int = 0,
 ) -> Case:
     """Return a random case.
@@ -94,7 +96,7 @@ def case(
         row[: -(-end // page)] = named[: -(-end // page)]
     projected = torch.randn(sum(lengths), (heads + 2 * kv_heads) * width, generator=g)
     query = projected[:, : heads * width].unflatten(1, (heads, width))
-    return Case(query, pages[:, 0], pages[:, 1, ..., :value_width], wide, lengths, starts, len(prompts))
+    return Case(query, pages[:, 0], pages[:, 1, ..., :value_width], wide, lengths, starts, len(prompts), window)
 
 
 @st.composite
@@ -112,6 +114,7 @@ def cases(draw: st.DrawFn) -> Case:
         value_width=draw(st.one_of(st.none(), st.integers(1, width))),
         page=draw(st.sampled_from([1, 3, 16, 100])),
         spare=draw(st.integers(0, 40)),
+        window=draw(st.one_of(st.just(0), st.integers(1, 320))),
         seed=draw(st.integers(0, 2**32)),
     )
 
@@ -154,6 +157,27 @@ def test_a_decoding_row_of_any_length_is_split_and_combined(position: int, monke
     drawn.assert_attends()
 
 
+@pytest.mark.parametrize("window", [1, 15, 16, 17, 64, 128, 129, 1000])
+def test_positions_before_a_tokens_window_are_not_seen(window: int) -> None:
+    case([(0, 40), (121, 30)], [5, 15, 16, 127, 128, 300], width=20, window=window).assert_attends()
+
+
+@pytest.mark.parametrize("window", [1, 255, 256, 257, 600])
+def test_the_positions_of_a_window_are_split_and_combined(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts begin at multiples of 128, and have 256 positions or more, because a row has two parts at most."""
+    monkeypatch.setattr(triton, "PARTS", 2)
+    case([], [255, 256, 383, 511, 767, 900], heads=3, kv_heads=1, window=window).assert_attends()
+
+
+def test_pages_before_the_block_in_which_a_window_begins_are_not_read() -> None:
+    """Every block size divides 128."""
+    drawn = case([(300, 9)], [300, 385], window=45)
+    expected = drawn.run()
+    drawn.table[:2, : 128 // 16] = 2**30
+    drawn.table[2, : 256 // 16] = 2**30
+    assert torch.equal(drawn.run(), expected)
+
+
 @given(drawn=cases())
 @settings(max_examples=6, deadline=None)
 def test_a_segments_result_is_the_same_alone_and_with_a_narrow_table(drawn: Case) -> None:
@@ -172,13 +196,14 @@ def test_a_decoding_rows_result_does_not_depend_on_how_many_programs_share_its_p
     assert torch.equal(drawn.run(), together)
 
 
-def test_a_prompts_result_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("window", [0, 20])
+def test_a_prompts_result_is_the_same_in_pieces(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt fed in pieces, which begin anywhere within a block, has the result of the whole prompt.
 
     einsum replaces numpy's matmul so that, as on a GPU, a row's product does not depend on its place in the tile.
     """
     monkeypatch.setattr(numpy, "matmul", partial(numpy.einsum, "ik,kj->ij"))
-    whole = case([(0, 100)], [], heads=6)
+    whole = case([(0, 100)], [], heads=6, window=window)
     pieces = []
     for start, stop in [(0, 1), (1, 30), (30, 79), (79, 100)]:
         lengths, starts = [stop - start], [start]

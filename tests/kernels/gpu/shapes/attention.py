@@ -8,7 +8,15 @@ import torch
 from baton.kernels.attention.paged import triton
 
 
-def attend(heads: int, kv_heads: int, width: int, dtype: torch.dtype, page: int = 16, rank: int | None = None) -> None:
+def attend(
+    heads: int,
+    kv_heads: int,
+    width: int,
+    dtype: torch.dtype,
+    page: int = 16,
+    rank: int | None = None,
+    window: int = 0,
+) -> None:
     """Attend with two prompts and three decoding rows. The query is a slice of a projection, pages are strided.
 
     rank: width of the values if they are the first columns of the keys, as with latents; None: they are separate.
@@ -23,7 +31,7 @@ def attend(heads: int, kv_heads: int, width: int, dtype: torch.dtype, page: int 
     keys, values = pages[:, 1].unbind(1)
     values = values if rank is None else keys[..., :rank]
     layout = empty(5, 64, of=torch.int32), empty(6, of=torch.int64), empty(5, of=torch.int64)
-    triton.paged_attention(query, keys, values, *layout, 0.1, 2, 100)
+    triton.paged_attention(query, keys, values, *layout, 0.1, 2, 100, window)
 
 
 MODELS = {
@@ -45,5 +53,6 @@ CASES: list[tuple[str, Callable[[], None]]] = [
         for dtype in DTYPES
     ),
     *((f"attention, Kimi Linear's latents, {dtype}", partial(attend, 32, 1, 576, dtype, rank=512)) for dtype in DTYPES),
+    *((f"attention, LFM3's windows, {dtype}", partial(attend, 16, 4, 128, dtype, window=256)) for dtype in DTYPES),
     ("attention, pages of 24", partial(attend, 32, 8, 128, torch.bfloat16, 24)),
 ]
