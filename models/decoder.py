@@ -33,7 +33,7 @@ class Outline:
     states: list[TensorSpec]  # state tensors of all layers in a slot
     rings: list[TensorSpec]  # what rings hold of a draft, by recurrent layer
     pages: list[TensorSpec]  # page tensors of all layers, per position
-    rotate: Callable[[Tensor], Rotation] | None = None  # returns the rotation for positions; None: no encoding
+    rotate: Sequence[Callable[[Tensor], Rotation]] = ()  # return the rotations for positions; empty: no encoding
     forms: Forms | None = None  # limits of latent attention; None: the model has none
     residual_dtype: torch.dtype | None = None  # dtype of the residual stream; None: the embeddings' dtype
     multipliers: tuple[float, float, float] = (1.0, 1.0, 1.0)  # factors: embeddings, last block's output, logits
@@ -185,6 +185,24 @@ class Block(nn.Module):
     def observe(self, residual: Tensor, step: BatchPlan) -> None:
         """Write the keys and values of tokens whose output is not needed. The mixer must be attention."""
         observe(residual, step, *self._parts[:2])
+
+
+class SandwichBlock(nn.Module):
+    """A block like Block, with a norm after the mixer and a norm after the MLP.
+
+    parts: norm, mixer, norm, norm, MLP, norm. The argument names are the checkpoint's names of the modules.
+    """
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        add_parts(self, parts)
+        self._parts = tuple(parts.values())
+
+    def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
+        mixer_norm, mixer, mixed_norm, mlp_norm, mlp, mlp_output_norm = self._parts
+        residual, normed = mixer_norm(residual, x)
+        residual, normed = mlp_norm(residual, mixed_norm(mixer(normed, step), None)[1])
+        return residual, mlp_output_norm(mlp(normed, step), None)[1]
 
 
 def observe(residual: Tensor, step: BatchPlan, norm: nn.Module, mixer: nn.Module) -> None:

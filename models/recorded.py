@@ -74,16 +74,15 @@ def hold(plan: BatchPlan, table: Tensor, tokens: int) -> BatchPlan:
     table: memory for the page table, int32 [max_tokens, max_pages]. All recordings share it: only one runs at a time.
     tokens: how many the rows feed.
     """
-    pages, rotation, rows = plan.pages, plan.rotation, plan.decode
+    pages, rows = plan.pages, plan.decode
     assert rows is not None
     if pages:
         own_table = table[: len(pages.table)]
         pages = PagePlan(pages.offsets.clone(), pages.starts.clone(), own_table, pages.places.clone(), 0, 0)
-    if rotation:
-        rotation = Rotation(rotation.cos.clone(), rotation.sin.clone())
+    rotations = [Rotation(rotation.cos.clone(), rotation.sin.clone()) for rotation in plan.rotations]
     drafts = _hold_drafts(rows.drafts, plan.pools, tokens) if rows.drafts else None
     decode = Decode(rows.slots.clone(), rows.positions.clone(), rows.page_table, drafts=drafts)
-    return replace(plan, decode=decode, pages=pages, rotation=rotation)
+    return replace(plan, decode=decode, pages=pages, rotations=rotations)
 
 
 def _hold_drafts(drafts: Drafts, pools: Pools, tokens: int) -> Drafts:
@@ -99,7 +98,7 @@ def tensors_of(plan: BatchPlan) -> list[Tensor]:
     drafts = plan.decode.drafts if plan.decode else None
     draft_tensors = [drafts.begins, drafts.offsets, drafts.rings] if drafts else []
     page_tensors = [plan.pages.offsets, plan.pages.starts, plan.pages.places] if plan.pages else []
-    rotation_tensors = [plan.rotation.cos, plan.rotation.sin] if plan.rotation else []
+    rotation_tensors = [tensor for rotation in plan.rotations for tensor in rotation]
     return [*row_tensors, *draft_tensors, *page_tensors, *rotation_tensors]
 
 

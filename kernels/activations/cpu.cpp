@@ -21,18 +21,26 @@ void for_rows(int64_t rows, int64_t width, F f) {
 }  // namespace
 }  // namespace baton
 
-// y = sigmoid(gate)·x. x, gate, y: [rows, width], contiguous, of dtype `type`.
-extern "C" void baton_sigmoid_gate(int type, const void *x, const void *gate, void *y, int64_t rows, int64_t width) {
+// y = sigmoid(gate)·x. x, y: [rows, gates, width], gate: [rows, gates], contiguous, of dtype `type`.
+extern "C" void baton_sigmoid_gate(int type, const void *x, const void *gate, void *y, int64_t rows, int64_t gates,
+                                   int64_t width) {
     using namespace baton;
     with_type(type, [=](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;
-        for_rows(rows, width, [=](int64_t row) {
-            const T *from = static_cast<const T *>(x) + row * width,
-                    *gates = static_cast<const T *>(gate) + row * width;
-            T *to = static_cast<T *>(y) + row * width;
-            over(width, [=](int64_t i, auto v) {
-                put(to + i, sigmoid(get<decltype(v)>(gates + i)) * get<decltype(v)>(from + i));
-            });
+        for_rows(rows, gates * width, [=](int64_t row) {
+            const T *from = static_cast<const T *>(x) + row * gates * width,
+                    *gate_row = static_cast<const T *>(gate) + row * gates;
+            T *to = static_cast<T *>(y) + row * gates * width;
+            if (width == 1) {
+                over(gates, [=](int64_t i, auto v) {
+                    put(to + i, sigmoid(get<decltype(v)>(gate_row + i)) * get<decltype(v)>(from + i));
+                });
+                return;
+            }
+            for (int64_t g = 0; g < gates; g++, from += width, to += width) {
+                const float factor = sigmoid(get<float>(gate_row + g));
+                over(width, [=](int64_t i, auto v) { put(to + i, get<decltype(v)>(from + i) * factor); });
+            }
         });
     });
 }

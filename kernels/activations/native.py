@@ -32,7 +32,8 @@ def takes_gated(x: Tensor, gate: Tensor) -> bool:
         cpp.function(SIGMOID_GATE) is not None
         and x.dtype == gate.dtype
         and x.dtype in TYPES
-        and x.shape == gate.shape
+        and len(x) == len(gate)
+        and x.shape[1] % gate.shape[1] == 0
         and all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in (x, gate))
     )
 
@@ -42,7 +43,7 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     run = cpp.function(SIGMOID_GATE)
     assert run is not None
     y = torch.empty_like(x)
-    run(TYPES[x.dtype], x.data_ptr(), gate.data_ptr(), y.data_ptr(), *x.shape)
+    run(TYPES[x.dtype], x.data_ptr(), gate.data_ptr(), y.data_ptr(), *gate.shape, x.shape[1] // gate.shape[1])
     return y
 
 
@@ -68,6 +69,7 @@ def squared_relu(x: Tensor) -> Tensor:
 def check_sigmoid_gate() -> None:
     """Raise AssertionError if the C function differs from the reference."""
     _check(lambda x: sigmoid_gate(x, x), lambda x: reference.sigmoid_gate(x, x))
+    _check(lambda x: sigmoid_gate(x, x[:, :2].contiguous()), lambda x: reference.sigmoid_gate(x, x[:, :2]))
 
 
 def check_silu_multiply() -> None:
@@ -87,6 +89,6 @@ def _check(found: Callable[[Tensor], Tensor], expected: Callable[[Tensor], Tenso
         assert_agrees(found(x.to(dtype)), expected(x.to(dtype)), rtol=tolerance, atol=1e-6)
 
 
-cpp.declare(SIGMOID_GATE, [INT, POINTER, POINTER, POINTER, INT64, INT64], check_sigmoid_gate)
+cpp.declare(SIGMOID_GATE, [INT, POINTER, POINTER, POINTER, INT64, INT64, INT64], check_sigmoid_gate)
 cpp.declare(SILU_MULTIPLY, [INT, POINTER, POINTER, INT64, INT64], check_silu_multiply)
 cpp.declare(SQUARED_RELU, [INT, POINTER, POINTER, INT64, INT64], check_squared_relu)

@@ -5,8 +5,12 @@ from torch.nn import functional as F
 
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
-    """Return σ(gate)·x in x's dtype, computed in float32. x, gate: [T, n]."""
-    return (gate.float().sigmoid() * x.float()).to(x.dtype)
+    """Return σ(gate)·x in x's dtype, computed in float32.
+
+    x: [T, n]. gate: [T, g], where g divides n. Each gate multiplies n / g numbers of x that follow one another.
+    """
+    parts = x.float().reshape(*gate.shape, x.shape[1] // gate.shape[1])
+    return (gate.float().sigmoid()[:, :, None] * parts).flatten(1).to(x.dtype)
 
 
 def silu_multiply(x: Tensor) -> Tensor:

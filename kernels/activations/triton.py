@@ -17,8 +17,8 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     config = _config("sigmoid_gate", width, x.device)
     grid = (rows, cdiv(width, config.blocks["BLOCK"]))
-    strides = {"ROW": row_stride(x), "GATE_ROW": row_stride(gate)}
-    launch(_sigmoid_gate, grid, x, gate, y, config=config, WIDTH=width, **strides)
+    layout = {"ROW": row_stride(x), "GATE_ROW": row_stride(gate), "SHARED": width // gate.shape[1]}
+    launch(_sigmoid_gate, grid, x, gate, y, config=config, WIDTH=width, **layout)
     return y
 
 
@@ -55,13 +55,20 @@ def _launch(name: str, kernel: object, x: Tensor, width: int) -> Tensor:
 
 @jit
 def _sigmoid_gate(
-    x_ptr, gate_ptr, y_ptr, WIDTH: tl.constexpr, ROW: tl.constexpr, GATE_ROW: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr,
+    gate_ptr,
+    y_ptr,
+    WIDTH: tl.constexpr,
+    ROW: tl.constexpr,
+    GATE_ROW: tl.constexpr,
+    SHARED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Compute BLOCK columns of one row of sigmoid(gate)·x."""
+    """Compute BLOCK columns of one row of sigmoid(gate)·x, in which SHARED columns share a gate."""
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     x = tl.load(x_ptr + row * ROW + columns, inside, other=0.0).to(tl.float32)
-    gate = tl.load(gate_ptr + row * GATE_ROW + columns, inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * GATE_ROW + columns // SHARED, inside, other=0.0).to(tl.float32)
     tl.store(y_ptr + row * WIDTH + columns, (sigmoid(gate) * x).to(y_ptr.dtype.element_ty), inside)
 
 

@@ -27,7 +27,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         states=mamba.state_specs() * kinds.count("mamba"),
         rings=[mamba.ring_spec(dtype)] * kinds.count("mamba"),
         pages=attention.kv_specs(dtype) * kinds.count("attention"),
-        rotate=read_rotation(config, attention.head_dim, ROTATED).of,
+        rotate=[read_rotation(config, attention.head_dim, ROTATED).of],
     )
 
     def norm() -> RMSNorm:

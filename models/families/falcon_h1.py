@@ -92,7 +92,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         states=mamba.state_specs() * layers,
         rings=[mamba.ring_spec(dtype)] * layers,
         pages=attention.kv_specs(dtype) * layers,
-        rotate=read_rotation(config, attention.head_dim).of,
+        rotate=[read_rotation(config, attention.head_dim).of],
         multipliers=(multipliers.embedding, multipliers.down, multipliers.logits),
     )
 

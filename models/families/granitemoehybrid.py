@@ -137,9 +137,9 @@ def read_residual_multiplier(config: ModelConfig) -> float:
     return config.number("residual_multiplier", default=1.0)
 
 
-def read_positions(config: ModelConfig, head_dim: int) -> Callable[[Tensor], Rotation] | None:
-    """Return the function that computes the rotation for positions; None if the model does not encode positions."""
-    return read_rotation(config, head_dim).of if config.values.get("position_embedding_type") == "rope" else None
+def read_positions(config: ModelConfig, head_dim: int) -> list[Callable[[Tensor], Rotation]]:
+    """Return the functions that compute the rotations for positions; [] if the model does not encode positions."""
+    return [read_rotation(config, head_dim).of] if config.values.get("position_embedding_type") == "rope" else []
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:

@@ -56,7 +56,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         states=conv.state_specs() * kinds.count("conv"),
         rings=[conv.ring_spec(dtype)] * kinds.count("conv"),
         pages=attention.kv_specs(dtype) * kinds.count("full_attention"),
-        rotate=read_rotation(config, attention.head_dim).of,
+        rotate=[read_rotation(config, attention.head_dim).of],
     )
 
     def norm() -> RMSNorm:

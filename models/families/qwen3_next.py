@@ -57,7 +57,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         states=delta.state_specs() * kinds.count("linear_attention"),
         rings=[delta.ring_spec(dtype)] * kinds.count("linear_attention"),
         pages=attention.kv_specs(dtype) * (kinds.count("full_attention") + config.has_head),
-        rotate=read_rotation(config, attention.head_dim, ROTATED).of,
+        rotate=[read_rotation(config, attention.head_dim, ROTATED).of],
     )
 
     def norm() -> RMSNorm:

@@ -1,4 +1,7 @@
-"""Grouped-query attention over paged keys and values."""
+"""Grouped-query attention over paged keys and values.
+
+Pages before the window of a layer are kept, because prefixes in the cache share them.
+"""
 
 from dataclasses import dataclass
 
@@ -25,11 +28,14 @@ class AttentionSettings:
     kv_heads: int
     head_dim: int
     scale: float  # factor of the products q·k
-    bias: bool  # whether all projections have a bias
+    bias: bool  # whether the projections have a bias
     norm_eps: float | None = None  # epsilon of the norms of each head's query and key; None: no norms
     norm_offset: float = 1.0  # added to the weights of these norms
-    gated: bool = False  # whether the output is multiplied by the sigmoid of a further projection
+    gates: int = 0  # size of a further projection, whose sigmoid multiplies the output: 0, heads or heads · head_dim
+    gate_bias: bool = False  # whether this projection has a bias
     seen_from: int = 0  # the first position that tokens attend to
+    window: int = 0  # how many positions a token attends to, its own included; 0: all
+    rotation: int = 0  # which of the model's rotations encodes positions
 
     @classmethod
     def from_config(
@@ -46,19 +52,21 @@ class AttentionSettings:
 
         head_dim: config.json's keys for the width of a head; the default width is hidden_size / num_attention_heads.
         scale: the factor of q·k; None stands for 1 / √head_dim.
+        gated: whether a projection has a gate for each number of the output.
         """
         hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-        width = config.integer(*head_dim, default=hidden // heads)
+        width, bias = config.integer(*head_dim, default=hidden // heads), config.flag("attention_bias", default=False)
         return cls(
             hidden=hidden,
             heads=heads,
             kv_heads=config.integer("num_key_value_heads", default=heads),
             head_dim=width,
             scale=width**-0.5 if scale is None else scale,
-            bias=config.flag("attention_bias", default=False),
+            bias=bias,
             norm_eps=norm_eps,
             norm_offset=norm_offset,
-            gated=gated,
+            gates=heads * width if gated else 0,
+            gate_bias=gated and bias,
         )
 
     def __post_init__(self) -> None:
@@ -87,8 +95,7 @@ class Attention(nn.Module):
         self.q_proj = Linear(s.hidden, s.heads * s.head_dim, s.bias, dtype)
         self.k_proj = Linear(s.hidden, s.kv_heads * s.head_dim, s.bias, dtype)
         self.v_proj = Linear(s.hidden, s.kv_heads * s.head_dim, s.bias, dtype)
-        gates = s.heads * s.head_dim
-        self.gate_proj = Linear(s.hidden, gates, s.bias, dtype, gates) if s.gated else None  # never quantized
+        self.gate_proj = Linear(s.hidden, s.gates, s.gate_bias, dtype, s.gates) if s.gates else None  # never quantized
         self.q_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype, s.norm_offset)
         self.k_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype, s.norm_offset)
         self.o_proj = Linear(s.heads * s.head_dim, s.hidden, s.bias, dtype)
@@ -96,7 +103,7 @@ class Attention(nn.Module):
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
         """Return the output [tokens, hidden] for hidden [tokens, hidden].
 
-        Without step.rotation, positions are not encoded.
+        Without step.rotations, positions are not encoded.
         """
         s, pages = self.settings, step.pages
         if pages is None:
@@ -104,10 +111,10 @@ class Attention(nn.Module):
         key_pages, value_pages = self._pages(step)
         query = self._heads(self.q_proj(hidden), self.q_norm)
         keys, values = self._keys_and_values(hidden)
-        cos, sin = (step.rotation.cos, step.rotation.sin) if step.rotation else (None, None)
+        cos, sin = step.rotations[s.rotation] if step.rotations else (None, None)
         query = rotate_and_write(query, keys, values, cos, sin, key_pages, value_pages, pages.places)
         layout = (pages.table, pages.offsets, pages.starts)
-        sizes = pages.prompts, pages.longest, s.seen_from
+        sizes = pages.prompts, pages.longest, s.seen_from, s.window
         attended = paged_attention(query, key_pages, value_pages, *layout, s.scale, *sizes)
         output = attended.flatten(1)
         if self.gate_proj:
@@ -120,8 +127,8 @@ class Attention(nn.Module):
         if step.pages is None:
             raise ValueError("an attention layer needs page tensors in the pools")
         keys, values = self._keys_and_values(hidden)
-        if step.rotation:
-            keys = rotate(keys, step.rotation.cos, step.rotation.sin)
+        if step.rotations:
+            keys = rotate(keys, *step.rotations[self.settings.rotation])
         write_pages(keys, values, *self._pages(step), step.pages.places)
 
     def _pages(self, step: BatchPlan) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Rotary position embedding (Su et al., 2021, arXiv:2104.09864) that pairs the halves of a head."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,8 +9,7 @@ from torch import Tensor
 from baton.models.config import ModelConfig, ModelError
 
 
-@dataclass(frozen=True)
-class Rotation:
+class Rotation(NamedTuple):
     """Cosines and sines for the positions of a step: float32 [tokens, 1, RotationSettings.width]."""
 
     cos: Tensor
@@ -19,15 +18,22 @@ class Rotation:
 
 @dataclass(frozen=True)
 class RotationSettings:
-    """Settings of the position encoding."""
+    """Settings of the position encoding.
 
-    width: int  # how many numbers of each head are rotated, from the first on; the rest is unchanged
+    The first half of `width` numbers is paired with the second half, and each pair has an angle.
+    """
+
+    width: int  # how many numbers of each head are paired, from the first on; the rest is unchanged
     theta: float  # the base of the angles
+    turned: int | None = None  # how many pairs are rotated, from the first on; the rest is unchanged. None: all
 
     def of(self, positions: Tensor) -> Rotation:
         """Return the rotation for positions, int64 [tokens]."""
         exponent = torch.arange(0, self.width, 2, dtype=torch.float32, device=positions.device) / self.width
-        angle = positions[:, None].float() * self.theta**-exponent
+        frequency = self.theta**-exponent
+        if self.turned is not None:
+            frequency[self.turned :] = 0
+        angle = positions[:, None].float() * frequency
         angle = torch.cat([angle, angle], dim=-1)[:, None]
         return Rotation(angle.cos(), angle.sin())
 

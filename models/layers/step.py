@@ -43,7 +43,7 @@ class BatchPlan:
     prefill: PrefillPlan | None
     decode: Decode | None
     pages: PagePlan | None
-    rotation: Rotation | None = None  # None: positions are not encoded
+    rotations: Sequence[Rotation] = ()  # layers may have different ones; empty: positions are not encoded
     parts: Sequence[LongSegment | Span] = ()  # what latent attention computes apart; empty: everything together
 
     @property
@@ -78,14 +78,14 @@ def plan_batch(
     pools: Pools,
     chunk_size: int,
     kernel: int,
-    rotate: Callable[[Tensor], Rotation] | None = None,
+    rotate: Sequence[Callable[[Tensor], Rotation]] = (),
     forms: Forms | None = None,
 ) -> BatchPlan:
     """Compute the plan of a step.
 
     chunk_size: how many tokens of a prompt the model's kernels compute together.
     kernel: the width of the model's convolutions.
-    rotate: returns the rotation for positions; None if the model does not encode positions.
+    rotate: functions that return the rotations for positions; empty if the model does not encode positions.
     forms: the limits of latent attention; None if the model has none, or always computes it in the absorbed form.
     """
     prefill, pages = batch.prefill, batch.pages
@@ -102,7 +102,7 @@ def plan_batch(
         _plan_prefill(prefill, chunk_size, kernel, batch.tokens.device) if prefill else None,
         batch.decode,
         pages,
-        rotate(batch.positions) if rotate else None,
+        [rotation(batch.positions) for rotation in rotate],
         _divide(batch, pages, forms) if forms and pages else (),
     )
 

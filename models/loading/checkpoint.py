@@ -16,6 +16,7 @@ from baton.models.families import (
     granitemoehybrid,
     kimi_linear,
     lfm2,
+    lfm3,
     mamba2,
     nemotron_h,
     qwen3_5,
@@ -48,6 +49,7 @@ FAMILIES: dict[str, Family] = {
     "kimi_linear": kimi_linear.FAMILY,
     "lfm2": lfm2.FAMILY,
     "lfm2_moe": lfm2.FAMILY,
+    "lfm3": lfm3.FAMILY,
     "hash": Family(
         build=lambda config, *dtypes: HashModel.from_config(config.values),
         pieces=lambda name, config: [Piece(name)],

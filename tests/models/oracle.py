@@ -96,6 +96,12 @@ LFM2_MOE = {
     "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_dense_layers": 1,
 }  # fmt: skip
 
+LFM3 = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "intermediate_size": 96,
+    "num_hidden_layers": 5, "layer_types": ["conv", "sliding_attention", "full_attention", "conv", "sliding_attention"],
+    "sliding_window": 7, "max_position_embeddings": 4096,
+}  # fmt: skip
+
 # The part of a name before the hyphen is the model_type.
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("Mamba2ForCausalLM", MAMBA2),
@@ -207,6 +213,19 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**LFM2_MOE, "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False, "num_experts": 5,
          "num_experts_per_tok": 3, "routed_scaling_factor": 1.5, "tie_word_embeddings": False},
     ),
+    "lfm3": ("Lfm3ForCausalLM", LFM3),
+    "lfm3-odd": (
+        "Lfm3ForCausalLM",
+        {**LFM3, "hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 14,
+         "conv_L_cache": 4, "conv_bias": True, "attention_bias": True, "use_sandwich_norm": False, "norm_eps": 1e-3,
+         "num_hidden_layers": 3, "layer_types": ["sliding_attention", "conv", "full_attention"], "sliding_window": 17,
+         "tie_word_embeddings": False,
+         "rope_parameters": {
+             "sliding_attention": {"rope_type": "proportional", "rope_theta": 100.0, "partial_rotary_factor": 0.75},
+             "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+         }},
+    ),
+    "lfm3-ungated": ("Lfm3ForCausalLM", {**LFM3, "use_attention_gate": False, "layer_types": None}),
 }  # fmt: skip
 
 

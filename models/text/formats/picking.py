@@ -34,6 +34,7 @@ BY_FAMILY = {
     "kimi_linear": KIMI,
     "lfm2": LFM2,
     "lfm2_moe": LFM2,
+    "lfm3": LFM2,
     "nemotron_h": QWEN3_CODER,
     "qwen3_5": QWEN3_CODER,
     "qwen3_5_moe": QWEN3_CODER,

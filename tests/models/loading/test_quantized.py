@@ -65,7 +65,7 @@ def floats_of(module: nn.Module) -> dict[str, int]:
     if isinstance(module, KdaMixer):
         inner, narrow = module.settings.inner, module.settings.heads + 2 * module.settings.width
         return {"in_proj": narrow, "f_b_proj": inner, "g_b_proj": inner}  # β, and both parts of the decay and the gate
-    if isinstance(module, Attention) and module.settings.gated:
+    if isinstance(module, Attention) and module.settings.gates:
         return {"gate_proj": module.settings.heads * module.settings.head_dim}
     return {name: 1 for name, _ in module.named_children() if name == "shared_expert_gate"}
 

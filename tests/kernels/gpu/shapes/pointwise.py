@@ -32,6 +32,11 @@ def gate(width: int, dtype: torch.dtype) -> None:
     baton.kernels.activations.triton.sigmoid_gate(*torch.empty(2, 3, width, dtype=dtype, device="meta"))
 
 
+def gate_heads(heads: int, width: int, dtype: torch.dtype) -> None:
+    x, gates = (torch.empty(3, columns, dtype=dtype, device="meta") for columns in (heads * width, heads))
+    baton.kernels.activations.triton.sigmoid_gate(x, gates)
+
+
 TYPES = (torch.bfloat16, torch.float32)
 MODELS = {
     "Nemotron-H 8B": (32, 8, 128, 128),
@@ -55,4 +60,5 @@ CASES: list[tuple[str, Callable[[], None]]] = [
         for dtype in TYPES
     ),
     *((f"gate of {width}, {dtype}", partial(gate, width, dtype)) for width in (4096, 1000) for dtype in TYPES),
+    *((f"gates of LFM3's heads, {dtype}", partial(gate_heads, 16, 128, dtype)) for dtype in TYPES),
 ]

@@ -11,7 +11,12 @@ from baton.kernels.short_conv import triton
 from baton.kernels.short_conv.constants import ShortConvConstants
 from tests.kernels.gpu.shapes.mamba2 import drafts_of
 
-SHAPES = {"lfm2-350m": (1024, 3, False), "lfm2-1.2b": (2048, 3, False), "odd": (300, 5, True)}
+SHAPES = {
+    "lfm2-350m": (1024, 3, False),
+    "lfm2-1.2b": (2048, 3, False),
+    "lfm3-1.7b": (2048, 7, False),
+    "odd": (300, 5, True),
+}
 """Channels, width, and whether there is a bias."""
 Shape = tuple[int, int, bool]
 
