@@ -143,6 +143,20 @@ LFM2: Config = {
     "block_auto_adjust_ff_dim": False,
     "tie_word_embeddings": True,
 }
+LFM3: Config = {
+    **COMMON,
+    **ATTENTION,
+    "architectures": ["Lfm3ForCausalLM"],
+    "model_type": "lfm3",
+    "num_hidden_layers": 16,
+    "layer_types": ["conv", *["conv", "full_attention", "conv", "sliding_attention"] * 3, *["conv"] * 3],
+    "sliding_window": 256,
+    "head_dim": 64,
+    "conv_L_cache": 7,
+    "conv_bias": False,
+    "intermediate_size": 2048,
+    "tie_word_embeddings": True,
+}
 KIMI_LINEAR: Config = {
     **COMMON,
     "architectures": ["KimiLinearForCausalLM"],

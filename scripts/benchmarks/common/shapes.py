@@ -23,6 +23,7 @@ from scripts.benchmarks.common.configs import (
     GRANITE_MOE,
     KIMI_LINEAR,
     LFM2,
+    LFM3,
     MAMBA2,
     NEMOTRON_H,
     NEMOTRON_H_MOE,
@@ -59,6 +60,7 @@ SHAPES = {
     "qwen3_5-161m": QWEN3_5,
     "kimi_linear-153m": KIMI_LINEAR,
     "lfm2-149m": LFM2,
+    "lfm3-147m": LFM3,
     "tiny": TINY,
     "null": NULL,
 }
@@ -77,7 +79,8 @@ def config_of(shape: str, layers: int | None = None) -> dict[str, Any]:
     if "hybrid_override_pattern" in config:
         config["hybrid_override_pattern"] = "M" * (layers - 1) + "*"
     if "layer_types" in config:
-        recurrent, attending = ("conv", "full_attention") if config["model_type"] == "lfm2" else ("mamba", "attention")
+        is_lfm = config["model_type"] in ("lfm2", "lfm3")
+        recurrent, attending = ("conv", "full_attention") if is_lfm else ("mamba", "attention")
         config["layer_types"] = [*[recurrent] * (layers - 1), attending]
     if "attn_layer_indices" in config:
         config["attn_layer_indices"] = [layers - 1]

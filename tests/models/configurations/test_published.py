@@ -17,10 +17,20 @@ from baton.models.loading.formats.composed import Composed
 from baton.models.loading.matching import match
 from baton.models.loading.quantization import compose, read_quantization
 from baton.models.loading.shards import StoredTensor
-from tests.models.configurations import bamba, falcon_h1, granitemoehybrid, kimi_linear, lfm2, mamba2, nemotron_h, qwen
+from tests.models.configurations import (
+    bamba,
+    falcon_h1,
+    granitemoehybrid,
+    kimi_linear,
+    lfm2,
+    lfm3,
+    mamba2,
+    nemotron_h,
+    qwen,
+)
 from tests.models.configurations.published import Published, Shapes
 
-FAMILIES = (mamba2, granitemoehybrid, nemotron_h, bamba, falcon_h1, qwen, kimi_linear, lfm2)
+FAMILIES = (mamba2, granitemoehybrid, nemotron_h, bamba, falcon_h1, qwen, kimi_linear, lfm2, lfm3)
 PUBLISHED = {name: published for family in FAMILIES for name, published in family.PUBLISHED.items()}
 EVERY = pytest.mark.parametrize("name", PUBLISHED)
 

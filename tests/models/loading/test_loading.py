@@ -103,6 +103,13 @@ def hub_lfm2(config: dict[str, Any]) -> None:
     config.update(rope_theta=config.pop("rope_parameters")["rope_theta"])
 
 
+def hub_lfm3(config: dict[str, Any]) -> None:
+    """Call the partial rotation "default", and leave out what has its default value."""
+    assert config["rope_parameters"]["full_attention"]["rope_type"] == "proportional"
+    config["rope_parameters"]["full_attention"]["rope_type"] = "default"
+    del config["use_sandwich_norm"], config["use_attention_gate"], config["tie_word_embeddings"]
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -115,6 +122,7 @@ def hub_lfm2(config: dict[str, Any]) -> None:
         ("qwen3_next-odd", hub_qwen3_next),
         ("lfm2", hub_lfm2),
         ("lfm2-odd", hub_lfm2),
+        ("lfm3", hub_lfm3),
     ],
 )
 def test_hub_style_config_loads_like_the_saved_style(oracle: Oracle, tmp_path: Path, name: str, change: Change) -> None:
@@ -252,6 +260,12 @@ def test_hash_family_needs_no_weights(tmp_path: Path) -> None:
     assert load(tmp_path).vocab_size == 97
 
 
+def lfm3_rotation(**changes: object) -> dict[str, Any]:
+    """Return the setting of an LFM3 whose layers with windows have another rotation."""
+    full = {"rope_type": "default", "rope_theta": 1e6}
+    return {"rope_parameters": {"full_attention": full, "sliding_attention": {**full, **changes}}}
+
+
 CONFIG_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("mamba2", {"model_type": "llama"}, r"model_type 'llama' is not supported \(supported: mamba2, nemotron_h, granit"),
     ("mamba2", {"model_type": None}, "model_type None"),
@@ -301,6 +315,25 @@ CONFIG_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2", {"layer_types": ["mamba"] * 3}, "unknown layers mamba"),
     ("lfm2", {"layer_types": None}, "no layer has a recurrent state"),
     ("lfm2", {"layer_types": None, "full_attn_idxs": [3]}, "full_attn_idxs should be a list of integers from 0 to 2"),
+    ("lfm3", {"layer_types": ["conv"] * 4 + ["chunked_attention"]}, "unknown layers chunked_attention"),
+    ("lfm3", {"layer_types": ["sliding_attention"] * 5}, "no layer has a recurrent state"),
+    ("lfm3", {"sliding_window": None}, "sliding_window should be an integer, not null"),
+    ("lfm3", {"sliding_window": 0}, "sliding_window should be from 1"),
+    ("lfm3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling is not supported"),
+    (
+        "lfm3",
+        {"rope_parameters": {"rope_theta": 1e6}},
+        r"rope_parameters\.full_attention should be an object, not None",
+    ),
+    (
+        "lfm3",
+        lfm3_rotation(rope_type="yarn"),
+        r"rope_parameters\.sliding_attention\.rope_type = 'yarn' is not supported",
+    ),
+    ("lfm3", lfm3_rotation(factor=2.0), r"rope_parameters\.sliding_attention\.factor is not supported"),
+    ("lfm3", lfm3_rotation(rope_theta=None), r"lacks rope_parameters\.sliding_attention\.rope_theta"),
+    ("lfm3", lfm3_rotation(partial_rotary_factor=1.5), r"partial_rotary_factor = 1\.5 should be at most 1"),
+    ("lfm3", {"head_dim": 15}, "head_dim = 15 even"),
     ("lfm2_moe", {"num_experts_per_tok": 7}, "a token cannot have 7 of 6 experts"),
     ("qwen3_next", {"num_experts": None}, "lacks num_experts"),
     (

@@ -43,7 +43,7 @@ def test_templates_determine_the_format_of_calls(model_type: str, name: str, pic
     [
         *((family, "qwen3_coder") for family in ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")),
         *(("granitemoehybrid", "granite4"), ("kimi_linear", "kimi"), ("mamba2", None)),
-        *(("lfm2", "lfm2"), ("lfm2_moe", "lfm2")),
+        *(("lfm2", "lfm2"), ("lfm2_moe", "lfm2"), ("lfm3", "lfm2")),
     ],
 )
 def test_families_determine_it_if_templates_do_not(model_type: str, picked: str | None) -> None:
