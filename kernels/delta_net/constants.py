@@ -20,6 +20,7 @@ class DeltaConstants:
     norm: Tensor  # [Dv], shared by all heads
     key_heads: int  # Hk; value head h uses key head h // (Hv // Hk)
     eps: float  # added to the mean square in the norm
+    beta_scale: float = 1.0  # factor of σ(b), at most 2; above 1, a step may reverse the sign of what the state stores
 
 
 @dataclass(frozen=True)
@@ -34,3 +35,4 @@ class KdaConstants:
     A: Tensor  # [H], negative
     norm: Tensor  # [Dv], shared by all heads
     eps: float  # added to the mean square in the norm
+    lower_bound: float | None = None  # the lower bound of the log decays, below 0; None: unbounded

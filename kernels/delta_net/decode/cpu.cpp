@@ -10,6 +10,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "delta_net/rule/decay.h"
 #include "delta_net/rule/unit.h"
 #include "drafts/convolve.h"
 #include "runtime/cpp/numbers.h"
@@ -35,6 +36,8 @@ struct Shape {
 struct Constants {
     const float *taps, *conv_bias, *dt_bias, *A, *norm;
     float eps;
+    float beta_scale;  // The factor of σ(b).
+    float lower_bound;  // The lower bound of log decays per channel; 0: unbounded.
 };
 
 // The rows of a projection; `stride` counts elements from row to row.
@@ -65,7 +68,8 @@ struct ByHead {
     float at(int64_t) const { return decay; }
     float lanes_at(int64_t) const { return decay; }
 
-    template <class T> void decay_by(const T *forget, const float *dt_bias, float A, float *, int64_t) {
+    template <class T>
+    void decay_by(const T *forget, const float *dt_bias, float A, float, float *, int64_t) {
         decay = std::exp(A * softplus(to_float(*forget) + *dt_bias));
     }
     template <class V> static V gate(V z) { return silu(z); }
@@ -86,11 +90,13 @@ struct ByChannel {
     float at(int64_t n) const { return decay[n]; }
     floats lanes_at(int64_t n) const { return load(decay + n); }
 
-    template <class T> void decay_by(const T *forget, const float *dt_bias, float A, float *buffer, int64_t size) {
+    template <class T>
+    void decay_by(const T *forget, const float *dt_bias, float A, float lower_bound, float *buffer, int64_t size) {
         float *const to_k = buffer + size, *const to_q = to_k + size;
         for (int64_t i = 0; i < size; i += LANES) {
             const int64_t count = size - i;
-            put(buffer + i, exp(A * softplus(load(forget + i, count) + load(dt_bias + i, count))), count);
+            const floats x = load(forget + i, count) + load(dt_bias + i, count);
+            put(buffer + i, exp(log_decays(x, A, lower_bound)), count);
         }
         over(size, [&](int64_t i, auto v) {
             using V = decltype(v);
@@ -226,8 +232,8 @@ struct Net {
         convolve(row, 2 * s.keys() + first, s.width, x, s.width);
         for (int64_t t = 0; t < count; t++) {
             tokens[t].decay.decay_by(forget_of(row, t) + head * decays, c.dt_bias + head * decays, c.A[head],
-                                     buffer + t * Decay::BUFFERS * s.size, s.size);
-            tokens[t].beta = Decay::beta(to_float(inputs_of(row, t)[s.channels() + head]));
+                                     c.lower_bound, buffer + t * Decay::BUFFERS * s.size, s.size);
+            tokens[t].beta = c.beta_scale * Decay::beta(to_float(inputs_of(row, t)[s.channels() + head]));
             const uint32_t position = mix(static_cast<uint32_t>(positions[row] + t - replayed));
             tokens[t].place = position + static_cast<uint32_t>(first * s.size);
         }
@@ -301,8 +307,8 @@ void decode(const Shape &shape, const Constants &constants, int type, Given give
 // forget [heads]. conv_bias: [channels] or null. dt_bias: [heads]. key_heads divides heads.
 extern "C" void baton_delta_decode(int type, const void *projected, int64_t stride, const float *taps,
                                    const float *conv_bias, const float *dt_bias, const float *A, const float *norm,
-                                   float eps, float *conv_pool, int64_t conv_stride, int state_type, void *state_pool,
-                                   int64_t state_stride, const int64_t *slots, const int64_t *positions, void *y,
+                                   float eps, float beta_scale, float *conv_pool, int64_t conv_stride, int state_type,
+                                   void *state_pool, int64_t state_stride, const int64_t *slots, const int64_t *positions, void *y,
                                    const int64_t *begins, const int64_t *offsets, const int64_t *rings, void *ring,
                                    int64_t ring_stride, int64_t rows, int64_t heads, int64_t width, int64_t key_heads,
                                    int64_t size, int64_t kernel) {
@@ -313,7 +319,7 @@ extern "C" void baton_delta_decode(int type, const void *projected, int64_t stri
         const T *const at = static_cast<const T *>(projected), *const inputs = at + shape.inner();
         return Projections<T>{{inputs, stride}, {inputs + shape.channels() + heads, stride}, {at, stride}};
     };
-    decode<ByHead>(shape, {taps, conv_bias, dt_bias, A, norm, eps}, type, given, conv_pool, conv_stride, state_type,
+    decode<ByHead>(shape, {taps, conv_bias, dt_bias, A, norm, eps, beta_scale, 0}, type, given, conv_pool, conv_stride, state_type,
                    state_pool, state_stride, slots, positions, y, begins, offsets, rings, ring, ring_stride, rows);
 }
 
@@ -322,8 +328,8 @@ extern "C" void baton_delta_decode(int type, const void *projected, int64_t stri
 // forget: [rows, heads·size]. gate: [rows, heads·width]. dt_bias: [heads·size].
 extern "C" void baton_kda_decode(int type, const void *projected, int64_t stride, const void *forget,
                                  int64_t forget_stride, const void *gate, int64_t gate_stride, const float *taps,
-                                 const float *dt_bias, const float *A, const float *norm, float eps, float *conv_pool,
-                                 int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride,
+                                 const float *dt_bias, const float *A, const float *norm, float eps, float lower_bound,
+                                 float *conv_pool, int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride,
                                  const int64_t *slots, const int64_t *positions, void *y, const int64_t *begins,
                                  const int64_t *offsets, const int64_t *rings, void *ring, int64_t ring_stride,
                                  int64_t rows, int64_t heads, int64_t width, int64_t size, int64_t kernel) {
@@ -335,7 +341,7 @@ extern "C" void baton_kda_decode(int type, const void *projected, int64_t stride
                               {static_cast<const T *>(forget), forget_stride},
                               {static_cast<const T *>(gate), gate_stride}};
     };
-    decode<ByChannel>(shape, {taps, nullptr, dt_bias, A, norm, eps}, type, given, conv_pool, conv_stride, state_type,
+    decode<ByChannel>(shape, {taps, nullptr, dt_bias, A, norm, eps, 1, lower_bound}, type, given, conv_pool, conv_stride, state_type,
                       state_pool, state_stride, slots, positions, y, begins, offsets, rings, ring, ring_stride, rows);
 }
 

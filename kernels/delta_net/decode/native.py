@@ -1,5 +1,6 @@
 """The operations of reference.py in C++ (cpu.cpp): one call each, and one pass over the states."""
 
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -18,8 +19,8 @@ from baton.kernels.runtime.cpp.checks import assert_agrees
 NAME, KDA = "baton_delta_decode", "baton_kda_decode"
 POOLS = (POINTER, INT64, INT, POINTER, INT64)
 ROWS = (*(POINTER,) * 3, *FEED)
-ARGUMENTS = [*(INT, POINTER, INT64), *(POINTER,) * 5, FLOAT, *POOLS, *ROWS, *(INT64,) * 6]
-KDA_ARGUMENTS = [INT, *(POINTER, INT64) * 3, *(POINTER,) * 4, FLOAT, *POOLS, *ROWS, *(INT64,) * 5]
+ARGUMENTS = [*(INT, POINTER, INT64), *(POINTER,) * 5, FLOAT, FLOAT, *POOLS, *ROWS, *(INT64,) * 6]
+KDA_ARGUMENTS = [INT, *(POINTER, INT64) * 3, *(POINTER,) * 4, FLOAT, FLOAT, *POOLS, *ROWS, *(INT64,) * 5]
 Shape = tuple[int, ...]
 Layouts = tuple[Shape, ...]
 """The shape and the strides of each tensor, alternating: shape, strides, shape, strides, …"""
@@ -77,7 +78,7 @@ def delta_decode(
     run(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
         *(c.taps.data_ptr(), None if c.conv_bias is None else c.conv_bias.data_ptr()),
-        *(c.dt_bias.data_ptr(), c.A.data_ptr(), c.norm.data_ptr(), c.eps),
+        *(c.dt_bias.data_ptr(), c.A.data_ptr(), c.norm.data_ptr(), c.eps, c.beta_scale),
         *(conv_pool.data_ptr(), conv_pool.stride(0)),
         *(TYPES[state_pool.dtype], state_pool.data_ptr(), state_pool.stride(0)),
         *(slots.data_ptr(), positions.data_ptr(), y.data_ptr()),
@@ -122,7 +123,8 @@ def kda_decode(
     run(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
         *(forget.data_ptr(), forget.stride(0), gate.data_ptr(), gate.stride(0)),
-        *(c.taps.data_ptr(), c.dt_bias.data_ptr(), c.A.data_ptr(), c.norm.data_ptr(), c.eps),
+        *(c.taps.data_ptr(), c.dt_bias.data_ptr(), c.A.data_ptr(), c.norm.data_ptr()),
+        *(c.eps, c.lower_bound or 0.0),
         *(conv_pool.data_ptr(), conv_pool.stride(0)),
         *(TYPES[state_pool.dtype], state_pool.data_ptr(), state_pool.stride(0)),
         *(slots.data_ptr(), positions.data_ptr(), y.data_ptr()),
@@ -194,6 +196,7 @@ def check() -> None:
         norm=torch.randn(width, generator=g),
         key_heads=key_heads,
         eps=1e-5,
+        beta_scale=2.0,
     )
     pools = torch.randn(4, 3, channels, generator=g), torch.randn(4, heads, width, size, generator=g)
     for dtype, state_dtype in product(TYPES, TYPES):
@@ -216,10 +219,10 @@ def check_kda() -> None:
         eps=1e-5,
     )
     pools = torch.randn(4, 3, channels, generator=g), torch.randn(4, heads, width, size, generator=g)
-    for dtype, state_dtype in product(TYPES, TYPES):
+    for dtype, state_dtype, lower_bound in product(TYPES, TYPES, (None, -5.0)):
         columns = (channels + heads, heads * size, heads * width)
         projected, forget, gate = (torch.randn(len(slots), count, generator=g).to(dtype) for count in columns)
-        inputs = (projected, forget, gate, constants)
+        inputs = (projected, forget, gate, replace(constants, lower_bound=lower_bound))
         found, expected = ((pools[0].clone(), pools[1].to(state_dtype, copy=True)) for _ in range(2))
         y, exact = kda_decode(*inputs, *found, slots, slots), reference.kda_decode(*inputs, *expected, slots, slots)
         _assert_agree((y, *found), (exact, *expected))

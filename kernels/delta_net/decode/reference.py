@@ -2,12 +2,11 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from baton.kernels.conv1d import reference as conv1d
 from baton.kernels.delta_net.constants import DeltaConstants, KdaConstants
 from baton.kernels.delta_net.rule import reference as rule
-from baton.kernels.delta_net.rule.reference import unit_length
+from baton.kernels.delta_net.rule.reference import log_decays, unit_length
 from baton.kernels.norm.gated import reference as norm
 
 
@@ -32,7 +31,8 @@ def delta_decode(
     (heads, width, size), rows = state_pool.shape[1:], len(projected)
     inner, channels = heads * width, constants.taps.shape[1]
     gate, inputs, b, a = torch.split(projected, [inner, channels, heads, heads], dim=-1)
-    beta, g = b.float().sigmoid(), constants.A * F.softplus(a.float() + constants.dt_bias)
+    beta = constants.beta_scale * b.float().sigmoid()
+    g = log_decays(a.float() + constants.dt_bias, constants.A, None)
     convolved = conv1d.conv1d_update(inputs, constants.taps, constants.conv_bias, conv_pool, slots)
     q, k, v = torch.split(convolved, [(channels - inner) // 2, (channels - inner) // 2, inner], dim=-1)
     q, k = unit_length(q.view(rows, -1, size)) * size**-0.5, unit_length(k.view(rows, -1, size))
@@ -56,7 +56,7 @@ def kda_decode(
     Computed in float32. Both pools are updated in place.
 
     projected: [R, channels + H], with the columns that prefill/reference.py:kda_prefill describes.
-    forget: [R, H·Dk], the log decays before dt_bias, softplus and A.
+    forget: [R, H·Dk], the inputs of the log decays, see log_decays.
     gate: [R, H·Dv], the output gate before the sigmoid.
     conv_pool: float32 [slots, K-1, channels].
     state_pool: [slots, H, Dv, Dk], float32, or bfloat16 with stochastic rounding (kernels/state_pool/rounding.py).
@@ -65,7 +65,8 @@ def kda_decode(
     """
     (heads, width, size), rows = state_pool.shape[1:], len(projected)
     inputs, b = torch.split(projected, [constants.taps.shape[1], heads], dim=-1)
-    g = constants.A[:, None] * F.softplus(forget.float() + constants.dt_bias).view(rows, heads, size)
+    x = (forget.float() + constants.dt_bias).view(rows, heads, size)
+    g = log_decays(x, constants.A[:, None], constants.lower_bound)
     convolved = conv1d.conv1d_update(inputs, constants.taps, None, conv_pool, slots)
     q, k, v = torch.split(convolved, [heads * size, heads * size, heads * width], dim=-1)
     q, k = unit_length(q.view(rows, heads, size)) * size**-0.5, unit_length(k.view(rows, heads, size))

@@ -38,6 +38,7 @@ def delta_decode(
         *(state_pool, slots, positions),
         A=c.A,
         dt_bias=c.dt_bias,
+        beta_scale=c.beta_scale,
     )
     gate = projected[:, :inner]
     return gated_norm(o.view(rows, inner), gate, c.norm, c.eps, heads, norm_before_gate=True, dtype=projected.dtype)
@@ -72,6 +73,7 @@ def kda_decode(
         *(state_pool, slots, positions),
         A=c.A,
         dt_bias=c.dt_bias,
+        lower_bound=c.lower_bound,
     )
     o = o.view(rows, heads * width)
     return gated_norm(o, gate, c.norm, c.eps, heads, True, "sigmoid", dtype=projected.dtype)
@@ -98,7 +100,7 @@ def delta_decode_drafts(
     inputs, gate = projected[:, inner : inner + columns], projected[:, :inner]
     convolved = conv1d_drafts(inputs, None, c.taps, c.conv_bias, conv_pool, slots, drafts, ring)
     where = (state_pool, slots, positions, drafts, len(projected))
-    o = delta_update_drafts(convolved, c.key_heads, c.A, c.dt_bias, *where)
+    o = delta_update_drafts(convolved, c.key_heads, c.A, c.dt_bias, c.beta_scale, None, *where)
     return gated_norm(o, gate, c.norm, c.eps, heads, norm_before_gate=True, dtype=projected.dtype)
 
 
@@ -123,5 +125,6 @@ def kda_decode_drafts(
     columns = c.taps.shape[1] + heads
     check_ring(drafts, ring, columns + heads * size, projected.dtype)
     convolved = conv1d_drafts(projected[:, :columns], forget, c.taps, None, conv_pool, slots, drafts, ring)
-    o = delta_update_drafts(convolved, heads, c.A, c.dt_bias, state_pool, slots, positions, drafts, len(projected))
+    where = (state_pool, slots, positions, drafts, len(projected))
+    o = delta_update_drafts(convolved, heads, c.A, c.dt_bias, 1.0, c.lower_bound, *where)
     return gated_norm(o, gate, c.norm, c.eps, heads, True, "sigmoid", dtype=projected.dtype)

@@ -6,6 +6,7 @@
 // tokens one by one; at the end of the block the result is the key with which U[j] is added to the state.
 #pragma once
 
+#include "delta_net/rule/decay.h"
 #include "net.h"
 
 namespace {
@@ -51,18 +52,19 @@ private:
         for (int64_t i = 0; i < length; ++i) {
             const int64_t token = plan.starts[chunk] + i;
             decay(inputs.forget.row(token) + key, constants.dt_bias + key, constants.A[head], t.decays + i * wide);
-            t.beta[i] = sigmoid(to_float(inputs.betas.row(token)[head]));
+            t.beta[i] = constants.beta_scale * sigmoid(to_float(inputs.betas.row(token)[head]));
         }
         for (int64_t at = 0; at < length; at += BLOCK)
             advance_block(plan.starts[chunk] + at, std::min(BLOCK, length - at), head,
                           t.from(at, wide, shape.columns()), h);
     }
 
-    // Write a token's decays exp(A·softplus(f + dt_bias)) to `to`: [size].
+    // Write a token's decays to `to`: [size].
     void decay(const T *f, const float *dt_bias, float A, float *to) const {
         for (int64_t i = 0; i < shape.size; i += LANES) {
             const int64_t count = shape.size - i;
-            put(to + i, exp(A * softplus(load(f + i, count) + load(dt_bias + i, count))));
+            const floats x = load(f + i, count) + load(dt_bias + i, count);
+            put(to + i, exp(log_decays(x, A, constants.lower_bound)));
         }
     }
 

@@ -116,7 +116,7 @@ private:
         std::fill(c.beta + c.length, c.beta + c.padded, 0.0f);
         std::fill(c.sums + c.length, c.sums + c.padded, 0.0f);
         for (int64_t i = 0; i < c.padded; i += LANES) {
-            put(c.beta + i, 1.0f / (1.0f + exp(-load(c.beta + i))));
+            put(c.beta + i, constants.beta_scale / (1.0f + exp(-load(c.beta + i))));
             put(c.sums + i, softplus(load(c.sums + i)) * constants.A[head]);
         }
         for (int64_t i = 1; i < c.length; ++i) c.sums[i] += c.sums[i - 1];

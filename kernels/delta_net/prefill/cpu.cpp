@@ -14,8 +14,8 @@
 // forget [heads]. key_heads divides heads.
 extern "C" void baton_delta_prefill(int type, const void *projected, int64_t stride, const float *taps,
                                     const float *conv_bias, const float *dt_bias, const float *A, const float *norm,
-                                    float eps, float *conv_pool, int64_t conv_stride, int state_type, void *state_pool,
-                                    int64_t state_stride, int64_t segments, int64_t chunks, const int64_t *slots,
+                                    float eps, float beta_scale, float *conv_pool, int64_t conv_stride, int state_type,
+                                    void *state_pool, int64_t state_stride, int64_t segments, int64_t chunks, const int64_t *slots,
                                     const int64_t *first, const int64_t *starts, const int64_t *saves,
                                     const int64_t *saved, void *y, int64_t heads, int64_t width, int64_t key_heads,
                                     int64_t size, int64_t kernel) {
@@ -24,7 +24,7 @@ extern "C" void baton_delta_prefill(int type, const void *projected, int64_t str
         const Shape shape{heads, width, key_heads, size, kernel};
         const T *const at = static_cast<const T *>(projected), *const inputs = at + shape.inner();
         const T *const betas = inputs + shape.channels();
-        ByHead<T>(shape, {taps, conv_bias, dt_bias, A, norm, eps},
+        ByHead<T>(shape, {taps, conv_bias, dt_bias, A, norm, eps, beta_scale, 0},
                   {segments, chunks, slots, first, starts, saves, saved},
                   {conv_pool, state_type, state_pool, conv_stride, state_stride},
                   {{inputs, stride}, {betas, stride}, {betas + heads, stride}, {at, stride}}, static_cast<T *>(y))
@@ -37,8 +37,8 @@ extern "C" void baton_delta_prefill(int type, const void *projected, int64_t str
 // gate: [T, heads·width]. dt_bias: [heads·size].
 extern "C" void baton_kda_prefill(int type, const void *projected, int64_t stride, const void *forget,
                                   int64_t forget_stride, const void *gate, int64_t gate_stride, const float *taps,
-                                  const float *dt_bias, const float *A, const float *norm, float eps, float *conv_pool,
-                                  int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride,
+                                  const float *dt_bias, const float *A, const float *norm, float eps, float lower_bound,
+                                  float *conv_pool, int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride,
                                   int64_t segments, int64_t chunks, const int64_t *slots, const int64_t *first,
                                   const int64_t *starts, const int64_t *saves, const int64_t *saved, void *y,
                                   int64_t heads, int64_t width, int64_t size, int64_t kernel) {
@@ -46,7 +46,7 @@ extern "C" void baton_kda_prefill(int type, const void *projected, int64_t strid
         using T = std::remove_pointer_t<decltype(t)>;
         const Shape shape{heads, width, heads, size, kernel};
         const T *const inputs = static_cast<const T *>(projected);
-        ByChannel<T>(shape, {taps, nullptr, dt_bias, A, norm, eps},
+        ByChannel<T>(shape, {taps, nullptr, dt_bias, A, norm, eps, 1, lower_bound},
                      {segments, chunks, slots, first, starts, saves, saved},
                      {conv_pool, state_type, state_pool, conv_stride, state_stride},
                      {{inputs, stride},

@@ -1,5 +1,6 @@
 """The operations of reference.py in C++ (cpu.cpp): convolution, scan, norm and gate in one call."""
 
+from dataclasses import replace
 from itertools import product
 
 import torch
@@ -15,8 +16,8 @@ from baton.kernels.runtime.cpp.checks import assert_agrees
 NAME, KDA = "baton_delta_prefill", "baton_kda_prefill"
 POOLS = (POINTER, INT64, INT, POINTER, INT64)
 PLAN = (INT64, INT64, *(POINTER,) * 5)
-ARGUMENTS = [*(INT, POINTER, INT64), *(POINTER,) * 5, FLOAT, *POOLS, *PLAN, POINTER, *(INT64,) * 5]
-KDA_ARGUMENTS = [INT, *(POINTER, INT64) * 3, *(POINTER,) * 4, FLOAT, *POOLS, *PLAN, POINTER, *(INT64,) * 4]
+ARGUMENTS = [*(INT, POINTER, INT64), *(POINTER,) * 5, FLOAT, FLOAT, *POOLS, *PLAN, POINTER, *(INT64,) * 5]
+KDA_ARGUMENTS = [INT, *(POINTER, INT64) * 3, *(POINTER,) * 4, FLOAT, FLOAT, *POOLS, *PLAN, POINTER, *(INT64,) * 4]
 
 
 def takes(projected: Tensor, constants: DeltaConstants, conv_pool: Tensor, state_pool: Tensor) -> bool:
@@ -57,7 +58,7 @@ def delta_prefill(
     run(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
         *(c.taps.data_ptr(), None if c.conv_bias is None else c.conv_bias.data_ptr()),
-        *(c.dt_bias.data_ptr(), c.A.data_ptr(), c.norm.data_ptr(), c.eps),
+        *(c.dt_bias.data_ptr(), c.A.data_ptr(), c.norm.data_ptr(), c.eps, c.beta_scale),
         *_pools_and_plan(conv_pool, state_pool, plan),
         y.data_ptr(),
         *(heads, width, key_heads, size, kernel),
@@ -89,7 +90,8 @@ def kda_prefill(
     run(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
         *(forget.data_ptr(), forget.stride(0), gate.data_ptr(), gate.stride(0)),
-        *(c.taps.data_ptr(), c.dt_bias.data_ptr(), c.A.data_ptr(), c.norm.data_ptr(), c.eps),
+        *(c.taps.data_ptr(), c.dt_bias.data_ptr(), c.A.data_ptr(), c.norm.data_ptr()),
+        *(c.eps, c.lower_bound or 0.0),
         *_pools_and_plan(conv_pool, state_pool, plan),
         y.data_ptr(),
         *(heads, width, size, kernel),
@@ -143,6 +145,7 @@ def check() -> None:
         norm=torch.randn(width, generator=g),
         key_heads=key_heads,
         eps=0.1,
+        beta_scale=2.0,
     )
     plan = plan_prefill([0, 90, 92], [0, 7], [2, 0], [(0, 71, 3)], 64, 4, torch.device("cpu"))
     pools = torch.randn(4, 3, channels, generator=g), torch.randn(4, heads, width, size, generator=g)
@@ -167,10 +170,10 @@ def check_kda() -> None:
     )
     plan = plan_prefill([0, 90, 92], [0, 7], [2, 0], [(0, 71, 3)], 64, 4, torch.device("cpu"))
     pools = torch.randn(4, 3, channels, generator=g), torch.randn(4, heads, width, size, generator=g)
-    for dtype, state_dtype in product(TYPES, TYPES):
+    for dtype, state_dtype, lower_bound in product(TYPES, TYPES, (None, -5.0)):
         columns = (channels + heads, heads * size, heads * width)
         projected, forget, gate = (torch.randn(plan.tokens, count, generator=g).to(dtype) for count in columns)
-        inputs = (projected, forget, gate, constants)
+        inputs = (projected, forget, gate, replace(constants, lower_bound=lower_bound))
         found, expected = ((pools[0].clone(), pools[1].to(state_dtype, copy=True)) for _ in range(2))
         y, exact = kda_prefill(*inputs, *found, plan), reference.kda_prefill(*inputs, *expected, plan)
         _assert_agree((y, *found), (exact, *expected))

@@ -34,6 +34,8 @@ struct Constants {
     const float *A;  // [heads]
     const float *norm;  // [width]
     float eps;
+    float beta_scale;  // the factor of σ(b)
+    float lower_bound;  // the lower bound of log decays per channel; 0: unbounded
 };
 
 // The pools of convolution inputs and of states. Both strides count elements from slot to slot.

@@ -31,6 +31,7 @@ def delta_prefill(
         *(state_pool, plan.table),
         A=c.A,
         dt_bias=c.dt_bias,
+        beta_scale=c.beta_scale,
     )
     gate = projected[:, :inner]
     return gated_norm(o.view(tokens, inner), gate, c.norm, c.eps, heads, norm_before_gate=True, dtype=projected.dtype)
@@ -63,6 +64,7 @@ def kda_prefill(
         *(state_pool, plan.table),
         A=c.A,
         dt_bias=c.dt_bias,
+        lower_bound=c.lower_bound,
     )
     o = o.view(tokens, heads * width)
     return gated_norm(o, gate, c.norm, c.eps, heads, True, "sigmoid", dtype=projected.dtype)

@@ -9,6 +9,7 @@ One decay per channel is Kimi Delta Attention of the Kimi Team, 2025, arXiv:2510
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from baton.kernels.prefill.chunk_table import ChunkTable
 from baton.kernels.state_pool.rounding import round_stochastically
@@ -24,6 +25,11 @@ pairs would need that product as two factors, exp(γ_i) and exp(−γ_j), which 
 def unit_length(x: Tensor) -> Tensor:
     """Return x · rsqrt(Σ x² + 1e-6) over the last dimension, as queries and keys are normalised before the rule."""
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def log_decays(x: Tensor, A: Tensor, lower_bound: float | None) -> Tensor:
+    """Return A·softplus(x), or lower_bound·σ(−A·x) if there is a bound. A: negative."""
+    return A * F.softplus(x) if lower_bound is None else lower_bound * (-A * x).sigmoid()
 
 
 def delta_scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, pool: Tensor, table: ChunkTable) -> Tensor:

@@ -17,10 +17,15 @@ def delta_scan(
     *,
     A: Tensor | None = None,
     dt_bias: Tensor | None = None,
+    beta_scale: float = 1.0,
+    lower_bound: float | None = None,
 ) -> Tensor:
     """Compute reference.delta_scan.
 
     triton_by_head.delta_scan and triton_by_channel.delta_scan describe dtypes, layouts, A and dt_bias.
+    beta_scale: only with one decay per head. lower_bound: only with one per channel.
     """
-    scan = triton_by_channel.delta_scan if g.dim() == 3 else triton_by_head.delta_scan
-    return scan(q, k, v, g, beta, pool, table, A=A, dt_bias=dt_bias)
+    inputs = (q, k, v, g, beta, pool, table)
+    if g.dim() == 3:
+        return triton_by_channel.delta_scan(*inputs, A=A, dt_bias=dt_bias, lower_bound=lower_bound)
+    return triton_by_head.delta_scan(*inputs, A=A, dt_bias=dt_bias, beta_scale=beta_scale)

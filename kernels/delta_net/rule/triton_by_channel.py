@@ -15,9 +15,9 @@ from torch import Tensor
 from triton import language as tl
 
 from baton.kernels.delta_net.rule.triton_by_head import inverse_of, scan_candidates
+from baton.kernels.delta_net.rule.triton_update import log_decays
 from baton.kernels.prefill.chunk_table import LONGEST, ChunkTable
 from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
-from baton.kernels.runtime.triton.functions import softplus
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
 from baton.kernels.runtime.triton.limits import shared_memory
@@ -37,6 +37,7 @@ def delta_scan(
     *,
     A: Tensor | None = None,
     dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
 ) -> Tensor:
     """Compute reference.delta_scan with one decay per channel. All inputs and the pool may be strided in dimension 0.
 
@@ -44,8 +45,8 @@ def delta_scan(
     and beta may be float32 or bfloat16. Sums and states are float32.
 
     A: float32 [H], or None if the inputs are prepared as in the reference. With A, the kernels prepare the projected
-        and convolved inputs: q and k are normalised to unit length and q is scaled by Dk^-½, g becomes A·softplus(g +
-        dt_bias), and beta becomes σ(beta).
+        and convolved inputs: q and k are normalised to unit length and q is scaled by Dk^-½, g becomes
+        log_decays(g + dt_bias, A, lower_bound), and beta becomes σ(beta).
     dt_bias: float32 [H·Dk], given together with A.
     """
     (tokens, heads, width), size = v.shape, k.shape[2]
@@ -65,7 +66,7 @@ def delta_scan(
     launch(
         _decay,
         (heads * table.chunks,),
-        *(q, k, g, A, dt_bias, recall_keys, read_queries, add_keys, sums, table.starts, size**-0.5),
+        *(q, k, g, A, dt_bias, recall_keys, read_queries, add_keys, sums, table.starts, size**-0.5, lower_bound),
         config=_decay_config(size, v.dtype, device),
         G_ROW=row_stride(g),
         **rows,
@@ -162,6 +163,7 @@ def _decay(
     sums_ptr,
     starts_ptr,
     scale,
+    lower_bound,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     Q_ROW: tl.constexpr,
@@ -192,7 +194,7 @@ def _decay(
         g = tl.load(g_ptr + (token[:, None] * G_ROW + n[None, :]), inside, other=0.0).to(tl.float32)
         if A_ptr is not None:
             bias = tl.load(dt_bias_ptr + head * SIZE + n, n < SIZE, other=0.0)
-            g = tl.where(inside, tl.load(A_ptr + head) * softplus(g + bias[None, :]), 0.0)
+            g = tl.where(inside, log_decays(g + bias[None, :], tl.load(A_ptr + head), lower_bound), 0.0)
         sums = tl.cumsum(g * LOG2_E, 0)
         total = tl.sum(tl.where(token[:, None] == TOKENS - 1, sums, 0.0), 0)
         places = (chunk * HEADS + head) * (TOKENS * SIZE) + (token[:, None] * SIZE + n[None, :])

@@ -30,6 +30,7 @@ def delta_scan(
     *,
     A: Tensor | None = None,
     dt_bias: Tensor | None = None,
+    beta_scale: float = 1.0,
 ) -> Tensor:
     """Compute reference.delta_scan with one decay per head. All inputs and the pool may be strided in dimension 0.
 
@@ -38,7 +39,7 @@ def delta_scan(
 
     A: float32 [Hv], or None if the inputs are prepared as in the reference. With A, the kernels prepare the projected
         and convolved inputs: q and k are normalised to unit length and q is scaled by Dk^-½, g becomes A·softplus(g +
-        dt_bias), and beta becomes σ(beta).
+        dt_bias), and beta becomes beta_scale·σ(beta).
     dt_bias: float32 [Hv], given together with A.
     """
     (tokens, heads, width), (key_heads, size) = v.shape, k.shape[1:]
@@ -58,7 +59,7 @@ def delta_scan(
     launch(
         _prepare,
         (heads * table.chunks,),
-        *(q, k, g, beta, A, dt_bias, gates, inverses, scores, table.starts, size**-0.5),
+        *(q, k, g, beta, A, dt_bias, gates, inverses, scores, table.starts, size**-0.5, beta_scale),
         config=_prepare_config(size, v.dtype, device),
         G_ROW=row_stride(g),
         BETA_ROW=row_stride(beta),
@@ -137,6 +138,7 @@ def _prepare(
     scores_ptr,
     starts_ptr,
     scale,
+    beta_scale,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     HEADS_PER_KEY: tl.constexpr,
@@ -170,7 +172,7 @@ def _prepare(
     beta = tl.load(beta_ptr + begin * BETA_ROW + token * BETA_ROW + head, live, other=0.0).to(tl.float32)
     if A_ptr is not None:
         g = tl.where(live, tl.load(A_ptr + head) * softplus(g + tl.load(dt_bias_ptr + head)), 0.0)
-        beta = tl.where(live, tl.sigmoid(beta), 0.0)
+        beta = tl.where(live, beta_scale * tl.sigmoid(beta), 0.0)
     sums = tl.cumsum(g, 0)
     total = tl.sum(tl.where(token == TOKENS - 1, sums, 0.0), 0)
 
@@ -218,8 +220,8 @@ def inverse_of(A, row, column, TOKENS: tl.constexpr, IS_EXACT: tl.constexpr):
     With X the inverses of the halves on the diagonal, the new block is the one at B's place in −X·A·X.
 
     IS_EXACT: compute products in float32. Otherwise their operands are float16, which is as precise as TF32 and takes
-        half of the shared memory. With keys of unit length and beta at most 1 no number exceeds its range: those of all
-        inverses are at most 1.
+        half of the shared memory. With keys of unit length and beta at most 2 no number exceeds its range: those of all
+        inverses are at most 2.
     """
     distance = row ^ column  # at least `half` between halves, and less than 2 · half within a block
     X = tl.where(row == column, 1.0, 0.0) - tl.where(distance == 1, A, 0.0)

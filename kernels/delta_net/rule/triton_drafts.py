@@ -19,6 +19,8 @@ def delta_update_drafts(
     key_heads: int,
     A: Tensor,
     dt_bias: Tensor,
+    beta_scale: float,
+    lower_bound: float | None,
     pool: Tensor,
     slots: Tensor,
     positions: Tensor,
@@ -32,7 +34,7 @@ def delta_update_drafts(
 
     inputs: float32 [computed tokens, columns], q, k and v after the convolution, beta before the sigmoid [Hv], and the
         inputs of the decays, as many as dt_bias has.
-    A, dt_bias: see delta_update.
+    A, dt_bias, beta_scale, lower_bound: see delta_update.
     fed: number of tokens that are fed.
     """
     heads, width, size = pool.shape[1:]
@@ -43,7 +45,7 @@ def delta_update_drafts(
         _step_drafts,
         (heads * cdiv(width, config.blocks["BLOCK_P"]), len(slots)),
         *(inputs, A, dt_bias, pool.view(torch.int16) if is_rounded else pool),
-        *(slots, positions, drafts.begins, drafts.offsets, o, fed, size**-0.5),
+        *(slots, positions, drafts.begins, drafts.offsets, o, fed, size**-0.5, beta_scale, lower_bound),
         config=config,
         HEADS=heads,
         WIDTH=width,
@@ -70,6 +72,8 @@ def _step_drafts(
     o_ptr,
     fed,
     scale,
+    beta_scale,
+    lower_bound,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     SIZE: tl.constexpr,
@@ -112,7 +116,7 @@ def _step_drafts(
             g = tl.load(token_ptr + g_at + head * SIZE + n, has_n, other=0.0)
         else:
             g = tl.load(token_ptr + g_at + head)
-        q, k, g, beta = prepared(q, k, g, beta, A, dt_bias, scale)
+        q, k, g, beta = prepared(q, k, g, beta, A, dt_bias, scale, beta_scale, lower_bound)
         state, o = stepped(state, q, k, v, g, beta, BY_CHANNEL)
         state = as_kept(state, places, position + token, pool_ptr)
         tl.store(o_ptr + (first + token) * (HEADS * WIDTH), o, has_p & (token >= replays))

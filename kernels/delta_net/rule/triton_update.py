@@ -5,7 +5,7 @@ from torch import Tensor
 from triton import language as tl
 
 from baton.kernels.runtime.triton import KernelConfig, by_shape, config_of, launch
-from baton.kernels.runtime.triton.functions import softplus
+from baton.kernels.runtime.triton.functions import sigmoid, softplus
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
 from baton.kernels.runtime.triton.sizes import cdiv, next_power_of_2
@@ -25,6 +25,8 @@ def delta_update(
     targets: Tensor | None = None,
     A: Tensor | None = None,
     dt_bias: Tensor | None = None,
+    beta_scale: float = 1.0,
+    lower_bound: float | None = None,
 ) -> Tensor:
     """Compute reference.delta_update. q, k, v, g and beta may be float32 or bfloat16.
 
@@ -33,8 +35,8 @@ def delta_update(
 
     targets: int64 [R], the slots that the states are written to, none of them another row's slot; None: `slots`.
     A: float32 [Hv], or None if the inputs are prepared as in the reference. With A, the kernels prepare the projected
-        and convolved inputs: q and k are normalised to unit length and q is scaled by Dk^-½, g becomes A·softplus(g +
-        dt_bias), and beta becomes σ(beta).
+        and convolved inputs: q and k are normalised to unit length and q is scaled by Dk^-½, g becomes
+        log_decays(g + dt_bias, A, lower_bound), and beta becomes beta_scale·σ(beta).
     dt_bias: float32 [Hv], or [Hv·Dk] with one decay per channel; given together with A.
     """
     (rows, heads, width), (key_heads, size) = v.shape, k.shape[1:]
@@ -46,7 +48,7 @@ def delta_update(
         _step,
         (heads * cdiv(width, config.blocks["BLOCK_P"]), rows),
         *(q, k, v, g, beta, A, dt_bias, pool.view(torch.int16) if is_rounded else pool),
-        *(slots, targets, positions, o, size**-0.5),
+        *(slots, targets, positions, o, size**-0.5, beta_scale, lower_bound),
         config=config,
         HEADS=heads,
         WIDTH=width,
@@ -90,6 +92,8 @@ def _step(
     positions_ptr,
     o_ptr,
     scale,
+    beta_scale,
+    lower_bound,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     SIZE: tl.constexpr,
@@ -135,7 +139,8 @@ def _step(
             dt_bias = tl.load(dt_bias_ptr + head * SIZE + n, has_n, other=0.0)
         else:
             dt_bias = tl.load(dt_bias_ptr + head)
-        q, k, g, beta = prepared(q, k, g, beta, tl.load(A_ptr + head), dt_bias, scale)
+        A = tl.load(A_ptr + head)
+        q, k, g, beta = prepared(q, k, g, beta, A, dt_bias, scale, beta_scale, lower_bound)
     state, o = stepped(widened(loaded), q, k, v, g, beta, BY_CHANNEL)
     tl.store(o_ptr + (row * HEADS + head) * WIDTH + p, o, has_p)
     if pool_ptr.dtype.element_ty == tl.int16:
@@ -145,11 +150,17 @@ def _step(
 
 
 @jit
-def prepared(q, k, g, beta, A, dt_bias, scale):
+def prepared(q, k, g, beta, A, dt_bias, scale, beta_scale, lower_bound):
     """Return q, k, g and beta as the rule takes them, see `A` of delta_update."""
     q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale
     k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
-    return q, k, A * softplus(g + dt_bias), tl.sigmoid(beta)
+    return q, k, log_decays(g + dt_bias, A, lower_bound), beta_scale * tl.sigmoid(beta)
+
+
+@jit
+def log_decays(x, A, lower_bound):
+    """Return what reference.log_decays does."""
+    return A * softplus(x) if lower_bound is None else lower_bound * sigmoid(-A * x)
 
 
 @jit

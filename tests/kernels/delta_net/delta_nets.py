@@ -61,6 +61,7 @@ def drawn(
         norm=torch.randn(s.width, generator=g),
         key_heads=s.keys,
         eps=0.01,
+        beta_scale=2.0 if seed % 3 == 1 else 1.0,
     )
     return Net(
         s.kernel,
@@ -95,7 +96,7 @@ def definition(s: NetLayout, net: Net, slot: int) -> tuple[Tensor, Tensor]:
         out = list[Tensor]()
         for head in range(s.all_heads):
             held = state[head] * keep[head]
-            change = b[token, head].sigmoid() * (v.view(s.all_heads, s.width)[head] - held @ k[head])
+            change = c.beta_scale * b[token, head].sigmoid() * (v.view(s.all_heads, s.width)[head] - held @ k[head])
             state[head] = held + torch.outer(change, k[head])
             out.append(state[head] @ q[head] * s.size**-0.5)
         o, gate = torch.stack(out), z[token].view(s.all_heads, s.width)

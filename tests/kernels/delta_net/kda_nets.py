@@ -34,7 +34,7 @@ SMALL = KdaLayout(heads=2, width=8, size=16, kernel=4)
 def drawn(
     s: KdaLayout, tokens: int, slots: int, dtype: torch.dtype = F32, seed: int = 0, states: torch.dtype = F32
 ) -> Net:
-    """Draw a layer whose channels decay at each token by a factor between almost 1 and about e^-16."""
+    """Draw a layer whose channels decay at each token by a factor between almost 1 and about e^-16, or e^-5 at most."""
     g = torch.Generator().manual_seed(seed)
     constants = KdaConstants(
         taps=torch.randn(s.kernel, s.channels, generator=g) / s.kernel,
@@ -42,6 +42,7 @@ def drawn(
         A=-torch.rand(s.heads, generator=g) * (4 if seed % 2 else 0.1),
         norm=torch.randn(s.width, generator=g),
         eps=0.01,
+        lower_bound=-5.0 if seed % 3 == 1 else None,
     )
     projected = torch.randn(tokens, s.channels + s.heads, generator=g).to(dtype)
     forget = torch.randn(tokens, s.heads * s.size, generator=g).to(dtype)
@@ -64,8 +65,11 @@ def definition(s: KdaLayout, net: Net, slot: int) -> tuple[Tensor, Tensor]:
     assert isinstance(c, KdaConstants)
     projected, forget, gate = (each.double() for each in net.inputs)
     inputs, b = projected.split([s.channels, s.heads], 1)
-    g = forget + c.dt_bias
-    g = c.A[:, None] * torch.where(g > 20, g, g.exp().log1p()).view(-1, s.heads, s.size)
+    g = (forget + c.dt_bias).view(-1, s.heads, s.size)
+    if c.lower_bound is None:
+        g = c.A[:, None] * torch.where(g > 20, g, g.exp().log1p())
+    else:
+        g = c.lower_bound / (1 + (c.A[:, None] * g).exp())
     gate = gate.view(-1, s.heads, s.width)
     history, state, outputs = [*net.conv_pools[slot, 1].double()], net.state_pools[slot, 1].double(), list[Tensor]()
     magnified, shortest = list[Tensor](), torch.tensor(1.0)

@@ -24,6 +24,7 @@ class NetShape:
     size: int
     width: int
     kernel: int = 4
+    beta_scale: float = 1.0
 
     @property
     def inner(self) -> int:
@@ -42,6 +43,7 @@ class NetShape:
             norm=_meta(self.width),
             key_heads=self.key_heads,
             eps=1e-6,
+            beta_scale=self.beta_scale,
         )
 
     def projected(self, rows: int, dtype: torch.dtype) -> Tensor:
@@ -61,6 +63,7 @@ class NetShape:
 NETS = {
     "qwen3-next-80b": NetShape(16, 32, 128, 128),
     "qwen3.5-397b": NetShape(16, 64, 128, 128),
+    "olmo-hybrid-7b": NetShape(30, 30, 96, 192, beta_scale=2.0),
     "odd": NetShape(2, 6, 24, 20, 3),
     "wide and odd": NetShape(1, 2, 256, 40),
 }

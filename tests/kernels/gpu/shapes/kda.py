@@ -23,6 +23,7 @@ class KdaShape:
     size: int
     width: int
     kernel: int = 4
+    lower_bound: float | None = None
 
     @property
     def channels(self) -> int:
@@ -30,7 +31,7 @@ class KdaShape:
 
     def constants(self) -> KdaConstants:
         taps, dt_bias = _meta(self.kernel, self.channels), _meta(self.heads * self.size)
-        return KdaConstants(taps, dt_bias, _meta(self.heads), _meta(self.width), 1e-6)
+        return KdaConstants(taps, dt_bias, _meta(self.heads), _meta(self.width), 1e-6, self.lower_bound)
 
     def projected(self, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Return `projected` (a slice of a wider projection), `forget` and `gate`."""
@@ -50,7 +51,12 @@ class KdaShape:
         return plan_prefill([0, 200, 201], [64, 0], [2, 0], [(0, 100, 1)], 64, self.kernel, torch.device("meta"))
 
 
-KDAS = {"kimi-linear-48b": KdaShape(32, 128, 128), "odd": KdaShape(6, 24, 20, 3), "wide and odd": KdaShape(2, 256, 40)}
+KDAS = {
+    "kimi-linear-48b": KdaShape(32, 128, 128),
+    "ling-3.0-flash": KdaShape(32, 128, 128, lower_bound=-5.0),
+    "odd": KdaShape(6, 24, 20, 3),
+    "wide and odd": KdaShape(2, 256, 40),
+}
 
 
 def prefill(s: KdaShape, dtype: torch.dtype, states: torch.dtype) -> None:
