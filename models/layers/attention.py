@@ -29,8 +29,9 @@ class AttentionSettings:
     head_dim: int
     scale: float  # factor of the products q·k
     bias: bool  # whether the projections have a bias
-    norm_eps: float | None = None  # epsilon of the norms of each head's query and key; None: no norms
+    norm_eps: float | None = None  # epsilon of the norms of queries and keys; None: no norms
     norm_offset: float = 1.0  # added to the weights of these norms
+    norm_together: bool = False  # whether these norms are over all heads together, not over each head
     gates: int = 0  # size of a further projection, whose sigmoid multiplies the output: 0, heads or heads · head_dim
     gate_bias: bool = False  # whether this projection has a bias
     seen_from: int = 0  # the first position that tokens attend to
@@ -46,6 +47,7 @@ class AttentionSettings:
         scale: float | None = None,
         norm_eps: float | None = None,
         norm_offset: float = 1.0,
+        norm_together: bool = False,
         gated: bool = False,
     ) -> "AttentionSettings":
         """Read the sizes, which all families name alike.
@@ -65,6 +67,7 @@ class AttentionSettings:
             bias=bias,
             norm_eps=norm_eps,
             norm_offset=norm_offset,
+            norm_together=norm_together,
             gates=heads * width if gated else 0,
             gate_bias=gated and bias,
         )
@@ -96,8 +99,7 @@ class Attention(nn.Module):
         self.k_proj = Linear(s.hidden, s.kv_heads * s.head_dim, s.bias, dtype)
         self.v_proj = Linear(s.hidden, s.kv_heads * s.head_dim, s.bias, dtype)
         self.gate_proj = Linear(s.hidden, s.gates, s.gate_bias, dtype, s.gates) if s.gates else None  # never quantized
-        self.q_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype, s.norm_offset)
-        self.k_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype, s.norm_offset)
+        self.q_norm, self.k_norm = self._norm(s.heads, dtype), self._norm(s.kv_heads, dtype)
         self.o_proj = Linear(s.heads * s.head_dim, s.hidden, s.bias, dtype)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
@@ -131,6 +133,11 @@ class Attention(nn.Module):
             keys = rotate(keys, *step.rotations[self.settings.rotation])
         write_pages(keys, values, *self._pages(step), step.pages.places)
 
+    def _norm(self, heads: int, dtype: torch.dtype) -> RMSNorm | None:
+        s = self.settings
+        width = s.head_dim * (heads if s.norm_together else 1)
+        return None if s.norm_eps is None else RMSNorm(width, s.norm_eps, dtype, s.norm_offset)
+
     def _pages(self, step: BatchPlan) -> tuple[Tensor, Tensor]:
         keys, values = step.pools.pages[2 * self.index : 2 * self.index + 2]
         return keys, values
@@ -139,8 +146,6 @@ class Attention(nn.Module):
         return self._heads(self.k_proj(hidden), self.k_norm), self._heads(self.v_proj(hidden), None)
 
     def _heads(self, projected: Tensor, norm: RMSNorm | None) -> Tensor:
-        """Split [tokens, heads · head_dim] into [tokens, heads, head_dim], and norm each head."""
-        heads = projected.view(-1, self.settings.head_dim)
-        if norm:
-            heads = norm(heads, None)[1]
-        return heads.view(len(projected), -1, self.settings.head_dim)
+        """Norm [tokens, heads · head_dim], each head or all together, and split it into [tokens, heads, head_dim]."""
+        normed = norm(projected.view(-1, len(norm.weight)), None)[1] if norm else projected
+        return normed.view(len(projected), -1, self.settings.head_dim)

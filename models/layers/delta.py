@@ -30,6 +30,7 @@ class DeltaSettings:
     kernel: int  # width of the convolution
     eps: float
     state_dtype: torch.dtype  # dtype of stored recurrent states; the computation is in float32
+    beta_scale: float = 1.0  # factor of β: with 2, states can also change their sign
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
@@ -93,7 +94,7 @@ class DeltaMixer(nn.Module):
         """Constants of the kernels, computed from the weights at first use. So the first use must be after loading."""
         taps, bias = self.conv1d.taps_and_bias()
         A, norm, s = -self.A_log.detach().exp(), self.norm.weight.detach().float(), self.settings
-        return DeltaConstants(taps, bias, self.dt_bias.detach(), A, norm, s.key_heads, s.eps)
+        return DeltaConstants(taps, bias, self.dt_bias.detach(), A, norm, s.key_heads, s.eps, s.beta_scale)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
         """Return the output [tokens, hidden] for hidden [tokens, hidden]; update the states."""

@@ -19,6 +19,7 @@ from baton.models.families import (
     lfm3,
     mamba2,
     nemotron_h,
+    olmo_hybrid,
     qwen3_5,
     qwen3_next,
 )
@@ -47,6 +48,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe": qwen3_5.FAMILY,
     "qwen3_5_moe_text": qwen3_5.FAMILY,
     "kimi_linear": kimi_linear.FAMILY,
+    "olmo_hybrid": olmo_hybrid.FAMILY,
     "lfm2": lfm2.FAMILY,
     "lfm2_moe": lfm2.FAMILY,
     "lfm3": lfm3.FAMILY,

@@ -63,6 +63,7 @@ OTHERS = (
     "qwen3_5_moe",
     "kimi_linear-moe",
     "lfm2_moe",
+    "olmo_hybrid",
 )
 FAMILIES = MODELS | {name: settings_of(name, VOCABULARY) for name in OTHERS}
 

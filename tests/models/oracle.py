@@ -86,6 +86,11 @@ KIMI_MOE = {
     },
 }  # fmt: skip
 
+OLMO_HYBRID = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
+    "num_hidden_layers": 4, "max_position_embeddings": 4096, "rope_parameters": {"rope_theta": None},
+}  # fmt: skip
+
 LFM2 = {
     "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
     "block_auto_adjust_ff_dim": False, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
@@ -199,6 +204,16 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "kimi_linear-moe": ("KimiLinearForCausalLM", KIMI_MOE),
     "kimi_linear-groups": ("KimiLinearForCausalLM", {**KIMI_MOE, "n_group": 4, "topk_group": 2}),
+    "olmo_hybrid": ("OlmoHybridForCausalLM", OLMO_HYBRID),
+    "olmo_hybrid-odd": (
+        "OlmoHybridForCausalLM",
+        {**OLMO_HYBRID, "hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 1, "num_hidden_layers": 3,
+         "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 7, "linear_value_head_dim": 9,
+         "linear_conv_kernel_dim": 3, "linear_allow_neg_eigval": False, "attention_bias": True,
+         "tie_word_embeddings": True,
+         "layer_types": ["full_attention", "linear_attention", "full_attention"], "rms_norm_eps": 1e-3,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    ),
     "lfm2": ("Lfm2ForCausalLM", LFM2),
     "lfm2-odd": (
         "Lfm2ForCausalLM",

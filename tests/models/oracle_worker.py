@@ -10,6 +10,8 @@ import os
 import sys
 from typing import Any
 
+OLMO_HYBRID_NORMS = {"input_layernorm": "attention_layer_norm", "post_attention_layernorm": "feedforward_layer_norm"}
+
 
 def make(torch: Any, transformers: Any, architecture: str, config: dict[str, Any], path: str, shard: str) -> None:
     """Save a model of this architecture with random parameters, so that no two parameters can be mixed up unnoticed."""
@@ -37,7 +39,27 @@ def make(torch: Any, transformers: Any, architecture: str, config: dict[str, Any
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(normal(buffer.shape, 0.1))
-    model.save_pretrained(path, max_shard_size=shard)
+    published = olmo_hybrid_tensors(model) if architecture == "OlmoHybridForCausalLM" else None
+    model.save_pretrained(path, max_shard_size=shard, state_dict=published, save_original_format=published is None)
+
+
+def olmo_hybrid_tensors(model: Any) -> dict[str, Any]:
+    """Return an OLMo Hybrid's tensors as its published files have them.
+
+    transformers would cut each convolution into equal parts, whatever the sizes of queries, keys and values are.
+    """
+    found = {}
+    for name, tensor in model.state_dict().items():
+        path, _, part = name.removesuffix(".weight").rpartition(".")
+        layer = model.get_submodule(path.removesuffix(".linear_attn"))
+        if part == "conv1d":
+            sizes = [layer.linear_attn.key_dim, layer.linear_attn.key_dim, layer.linear_attn.value_dim]
+            found |= {f"{path}.{key}_conv1d.weight": rows for key, rows in zip("qkv", tensor.split(sizes), strict=True)}
+        elif part in OLMO_HYBRID_NORMS and hasattr(layer, "linear_attn"):
+            found[f"{path}.{OLMO_HYBRID_NORMS[part]}.weight"] = tensor
+        else:
+            found[name] = tensor
+    return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
 def continued(utils: Any, template: str, chat: list[dict[str, str]]) -> str | None:

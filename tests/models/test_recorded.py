@@ -92,7 +92,15 @@ def test_replayed_steps_equal_the_models(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize(
     "name",
-    ["granitemoehybrid", "granitemoehybrid-moe", "nemotron_h-moe-latent", "qwen3_next-moe", "kimi_linear", "lfm2_moe"],
+    [
+        "granitemoehybrid",
+        "granitemoehybrid-moe",
+        "nemotron_h-moe-latent",
+        "qwen3_next-moe",
+        "kimi_linear",
+        "lfm2_moe",
+        "olmo_hybrid",
+    ],
 )
 @pytest.mark.parametrize("bits", [None, 8, 4])
 def test_integer_weights_and_bfloat16_states_are_replayed_too(bits: int | None, name: str) -> None:

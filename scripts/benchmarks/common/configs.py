@@ -157,6 +157,21 @@ LFM3: Config = {
     "intermediate_size": 2048,
     "tie_word_embeddings": True,
 }
+# Values are as wide as keys here, because transformers writes a convolution in equal parts.
+OLMO_HYBRID: Config = {
+    **COMMON,
+    **ATTENTION,
+    "architectures": ["OlmoHybridForCausalLM"],
+    "model_type": "olmo_hybrid",
+    "num_hidden_layers": 16,
+    "linear_num_key_heads": 10,
+    "linear_num_value_heads": 10,
+    "linear_key_head_dim": 96,
+    "linear_value_head_dim": 96,
+    "intermediate_size": 1536,
+    "rope_parameters": {"rope_theta": None},
+    "tie_word_embeddings": True,
+}
 KIMI_LINEAR: Config = {
     **COMMON,
     "architectures": ["KimiLinearForCausalLM"],

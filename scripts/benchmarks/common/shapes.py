@@ -27,6 +27,7 @@ from scripts.benchmarks.common.configs import (
     MAMBA2,
     NEMOTRON_H,
     NEMOTRON_H_MOE,
+    OLMO_HYBRID,
     QWEN3_5,
     QWEN3_NEXT,
 )
@@ -61,6 +62,7 @@ SHAPES = {
     "kimi_linear-153m": KIMI_LINEAR,
     "lfm2-149m": LFM2,
     "lfm3-147m": LFM3,
+    "olmo_hybrid-146m": OLMO_HYBRID,
     "tiny": TINY,
     "null": NULL,
 }

@@ -39,6 +39,7 @@ FAMILIES = [
     "qwen3_5_moe",
     "kimi_linear-moe",
     "lfm2_moe",
+    "olmo_hybrid",
     "granite-moe-153m",
     "nemotron_h-moe-162m",
     "qwen3_next-152m",

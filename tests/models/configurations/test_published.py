@@ -26,11 +26,12 @@ from tests.models.configurations import (
     lfm3,
     mamba2,
     nemotron_h,
+    olmo_hybrid,
     qwen,
 )
 from tests.models.configurations.published import Published, Shapes
 
-FAMILIES = (mamba2, granitemoehybrid, nemotron_h, bamba, falcon_h1, qwen, kimi_linear, lfm2, lfm3)
+FAMILIES = (mamba2, granitemoehybrid, nemotron_h, bamba, falcon_h1, qwen, kimi_linear, lfm2, lfm3, olmo_hybrid)
 PUBLISHED = {name: published for family in FAMILIES for name, published in family.PUBLISHED.items()}
 EVERY = pytest.mark.parametrize("name", PUBLISHED)
 

@@ -34,7 +34,7 @@ NAMES = [
     "granitemoehybrid-moe",
     "nemotron_h-moe-latent",
 ]
-OTHER_FAMILIES = ["bamba", "falcon_h1", "qwen3_next-moe", "qwen3_5_text", "kimi_linear-moe", "lfm2_moe"]
+OTHER_FAMILIES = ["bamba", "falcon_h1", "qwen3_next-moe", "qwen3_5_text", "kimi_linear-moe", "lfm2_moe", "olmo_hybrid"]
 FAMILIES = pytest.mark.parametrize("name", [*NAMES, *OTHER_FAMILIES])
 
 
