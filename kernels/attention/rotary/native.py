@@ -13,7 +13,7 @@ from baton.kernels.runtime.cpp.checks import assert_agrees
 NAME = "baton_rotate"
 
 
-def takes(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+def takes(x: Tensor, cos: Tensor, sin: Tensor, first: int = 0) -> bool:
     """Return whether the C function is installed and takes these tensors."""
     return (
         cpp.function(NAME) is not None
@@ -21,16 +21,16 @@ def takes(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
         and all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in (x, cos, sin))
         and cos.dtype == sin.dtype == torch.float32
         and cos.shape == sin.shape == (len(x), 1, cos.shape[2])
-        and cos.shape[2] <= x.shape[2]
+        and 0 <= first <= x.shape[2] - cos.shape[2]
     )
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, first: int = 0) -> Tensor:
     """Compute reference.rotate; only for arguments that `takes` accepts."""
     run = cpp.function(NAME)
     assert run is not None
     y = torch.empty_like(x)
-    run(TYPES[x.dtype], x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), *x.shape, cos.shape[2])
+    run(TYPES[x.dtype], x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), *x.shape, first, cos.shape[2])
     return y
 
 
@@ -38,10 +38,11 @@ def check() -> None:
     """Raise AssertionError if the C function differs from the reference."""
     g = torch.Generator().manual_seed(0)
     x, angle = torch.randn(3, 2, 74, generator=g), torch.randn(3, 1, 37, generator=g).repeat(1, 1, 2)
-    for (dtype, tolerance), beyond in product(zip(TYPES, (1e-5, 2**-7), strict=True), (0, 19)):
-        heads = torch.cat([x, x[..., :beyond]], dim=-1).to(dtype)
-        arguments = heads, angle.cos(), angle.sin()
+    for (dtype, tolerance), beyond in product(zip(TYPES, (1e-5, 2**-7), strict=True), ((0, 0), (7, 12))):
+        before, after = beyond
+        heads = torch.cat([x[..., :before], x, x[..., :after]], dim=-1).to(dtype)
+        arguments = heads, angle.cos(), angle.sin(), before
         assert_agrees(rotate(*arguments), reference.rotate(*arguments), rtol=tolerance, atol=1e-5)
 
 
-cpp.declare(NAME, [INT, POINTER, POINTER, POINTER, POINTER, *(INT64,) * 4], check)
+cpp.declare(NAME, [INT, POINTER, POINTER, POINTER, POINTER, *(INT64,) * 5], check)

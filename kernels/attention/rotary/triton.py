@@ -10,7 +10,7 @@ from baton.kernels.runtime.triton.layout import row_stride
 from baton.kernels.runtime.triton.sizes import next_power_of_2
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, first: int = 0) -> Tensor:
     """Compute reference.rotate. x may be strided in its first dimension."""
     (_, heads, width), half = x.shape, cos.shape[2] // 2
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -23,6 +23,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         HEADS=heads,
         WIDTH=width,
         HALF=half,
+        FIRST=first,
         X_ROW=row_stride(x),
         BLOCK_HEADS=next_power_of_2(heads),
         BLOCK_HALF=next_power_of_2(half),
@@ -52,6 +53,7 @@ def _rotate(
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     HALF: tl.constexpr,
+    FIRST: tl.constexpr,
     X_ROW: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -62,7 +64,7 @@ def _rotate(
     cos_ptr += token * (2 * HALF)
     sin_ptr += token * (2 * HALF)
     source, target = x_ptr + token * X_ROW, y_ptr + token * (HEADS * WIDTH)
-    rotate_row(source, cos_ptr, sin_ptr, target, HEADS, WIDTH, HALF, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST)
+    rotate_row(source, cos_ptr, sin_ptr, target, HEADS, WIDTH, HALF, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST, FIRST)
 
 
 @jit
@@ -77,8 +79,9 @@ def rotate_row(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
+    FIRST: tl.constexpr = 0,
 ):
-    """Copy all heads of a token from x_ptr to y_ptr, and rotate the first 2·HALF columns of each on the way.
+    """Copy all heads of a token from x_ptr to y_ptr, and rotate 2·HALF columns of each, from FIRST on, on the way.
 
     cos_ptr, sin_ptr: the token's angles. Their second half, a copy of the first, is not read.
     """
@@ -86,12 +89,13 @@ def rotate_row(
     is_column = columns < HALF
     cos = tl.load(cos_ptr + columns, is_column, other=0.0)
     sin = tl.load(sin_ptr + columns, is_column, other=0.0)
-    places, inside = heads * WIDTH + columns, (heads < HEADS) & is_column
+    places, inside = heads * WIDTH + FIRST + columns, (heads < HEADS) & is_column
     low = tl.load(x_ptr + places, inside, other=0.0).to(tl.float32)
     high = tl.load(x_ptr + places + HALF, inside, other=0.0).to(tl.float32)
     tl.store(y_ptr + places, (low * cos - high * sin).to(y_ptr.dtype.element_ty), inside)
     tl.store(y_ptr + places + HALF, (high * cos + low * sin).to(y_ptr.dtype.element_ty), inside)
     if WIDTH > 2 * HALF:
-        columns = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+        others = tl.arange(0, BLOCK_REST)[None, :]
+        columns = tl.where(others < FIRST, others, others + 2 * HALF)
         places, inside = heads * WIDTH + columns, (heads < HEADS) & (columns < WIDTH)
         tl.store(y_ptr + places, tl.load(x_ptr + places, inside, other=0.0), inside)

@@ -41,13 +41,15 @@ def test_activations(rows: int, width: int, dtype: torch.dtype) -> None:
 def test_a_gate_is_a_sigmoid() -> None:
     x, gate = drawn(2, 4, 5)
     assert_rounded(reference.sigmoid_gate(x, gate), x / (1 + (-gate).exp()), SIGMOID + 1)
+    of_halves = gate[:, [0, 0, 1, 1]]
+    assert_rounded(reference.sigmoid_gate(x[:, :4], gate[:, :2]), x[:, :4] / (1 + (-of_halves).exp()), SIGMOID + 1)
 
 
 @pytest.mark.usefixtures("target")
 @many
-@given(rows=st.integers(0, 40), width=st.integers(1, 300), dtype=DTYPES)
-def test_gates(rows: int, width: int, dtype: torch.dtype) -> None:
-    x, gate = 8 * drawn(2, rows, width).to(dtype)
+@given(rows=st.integers(0, 40), width=st.integers(1, 300), sharing=st.sampled_from([1, 1, 2, 7, 64]), dtype=DTYPES)
+def test_gates(rows: int, width: int, sharing: int, dtype: torch.dtype) -> None:
+    x, gate = 8 * drawn(rows, width * sharing).to(dtype), 8 * drawn(rows, width, seed=1).to(dtype)
     assert activations.takes_gated(x, gate)
     found = sigmoid_gate(x, gate)
     assert found.dtype == dtype
@@ -74,6 +76,7 @@ def test_shared_gates(rows: int, gates: int, shared: int, dtype: torch.dtype) ->
 def test_gates_of_other_layouts_are_left_to_torch() -> None:
     x = drawn(3, 8)
     assert not activations.takes_gated(x, x[:, :3].contiguous())
+    assert not activations.takes_gated(x, x[:2])
     assert not activations.takes_gated(x, x.bfloat16())
     assert not activations.takes_gated(x[:, :4], x[:, 4:])
 
@@ -92,15 +95,19 @@ def test_nan_stays_nan() -> None:
     tokens=st.integers(0, 40),
     heads=st.integers(1, 5),
     half=st.integers(1, 70),
+    first=st.one_of(st.just(0), st.integers(1, 140)),
     rest=st.one_of(st.just(0), st.integers(1, 140)),
     dtype=DTYPES,
 )
-def test_rotation(tokens: int, heads: int, half: int, rest: int, dtype: torch.dtype) -> None:
-    x, angle = drawn(tokens, heads, 2 * half + rest).to(dtype), drawn(tokens, 1, half, seed=1).repeat(1, 1, 2)
-    assert rotary.takes(x, angle.cos(), angle.sin())
-    found = rotate(x, angle.cos(), angle.sin())
-    assert_rounded(found, rotate_by_definition(x.float(), angle.cos(), angle.sin()), 2, 2 * largest(x))
-    assert torch.equal(found[..., 2 * half :], x[..., 2 * half :])
+def test_rotation(tokens: int, heads: int, half: int, first: int, rest: int, dtype: torch.dtype) -> None:
+    x, angle = drawn(tokens, heads, first + 2 * half + rest).to(dtype), drawn(tokens, 1, half, seed=1).repeat(1, 1, 2)
+    assert rotary.takes(x, angle.cos(), angle.sin(), first)
+    found = rotate(x, angle.cos(), angle.sin(), first)
+    assert_rounded(found, rotate_by_definition(x.float(), angle.cos(), angle.sin(), first), 2, 2 * largest(x))
+    assert torch.equal(found[..., first + 2 * half :], x[..., first + 2 * half :])
+    assert torch.equal(found[..., :first], x[..., :first])
+    turned = rotate(x[..., first:].contiguous(), angle.cos(), angle.sin())
+    assert torch.equal(found[..., first:], turned)
 
 
 @pytest.mark.usefixtures("native_kernels")
@@ -108,6 +115,7 @@ def test_angles_that_do_not_fit_are_not_taken() -> None:
     x = drawn(3, 2, 8)
     for shape in [(3, 1, 10), (2, 1, 8), (3, 2, 8)]:
         assert not rotary.takes(x, torch.ones(shape), torch.ones(shape))
+    assert not rotary.takes(x, torch.ones(3, 1, 6), torch.ones(3, 1, 6), 3)
 
 
 @pytest.mark.usefixtures("target")

@@ -83,11 +83,10 @@ def test_heads_are_rotated(tokens: int, group: int, kv_heads: int, half: int, re
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, group * kv_heads + page, 2 * half + rest, generator=g)[:, : group * kv_heads]
     rotation, before = angles(tokens, half, g), x.clone()
-    found, expected = (
-        baton.kernels.attention.rotary.triton.rotate(x, *rotation),
-        baton.kernels.attention.rotary.reference.rotate(x, *rotation),
-    )
-    assert_rounded(found, expected, 2, 2 * largest(x))
+    for first in {0, rest // 2, rest}:
+        found = baton.kernels.attention.rotary.triton.rotate(x, *rotation, first)
+        expected = baton.kernels.attention.rotary.reference.rotate(x, *rotation, first)
+        assert_rounded(found, expected, 2, 2 * largest(x))
     assert torch.equal(x, before)
 
 

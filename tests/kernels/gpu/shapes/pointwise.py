@@ -28,13 +28,15 @@ def activate(run: Callable[[Tensor], Tensor], width: int, dtype: torch.dtype) ->
     run(torch.empty(3, width, dtype=dtype, device="meta"))
 
 
-def gate(width: int, dtype: torch.dtype) -> None:
-    baton.kernels.activations.triton.sigmoid_gate(*torch.empty(2, 3, width, dtype=dtype, device="meta"))
+def gate(width: int, gates: int, dtype: torch.dtype) -> None:
+    x, opened = (torch.empty(3, count, dtype=dtype, device="meta") for count in (width, gates))
+    baton.kernels.activations.triton.sigmoid_gate(x, opened)
 
 
-def gate_heads(heads: int, width: int, dtype: torch.dtype) -> None:
-    x, gates = (torch.empty(3, columns, dtype=dtype, device="meta") for columns in (heads * width, heads))
-    baton.kernels.activations.triton.sigmoid_gate(x, gates)
+def turn_last(heads: int, width: int, turned: int, dtype: torch.dtype) -> None:
+    """Rotate the last `turned` columns, as of queries and keys of latent attention."""
+    x, cos = torch.empty(3, heads, width, dtype=dtype, device="meta"), torch.empty(3, 1, turned, device="meta")
+    baton.kernels.attention.rotary.triton.rotate(x, cos, cos, width - turned)
 
 
 TYPES = (torch.bfloat16, torch.float32)
@@ -59,6 +61,14 @@ CASES: list[tuple[str, Callable[[], None]]] = [
         for width in (21504, 3072, 1000)
         for dtype in TYPES
     ),
-    *((f"gate of {width}, {dtype}", partial(gate, width, dtype)) for width in (4096, 1000) for dtype in TYPES),
-    *((f"gates of LFM3's heads, {dtype}", partial(gate_heads, 16, 128, dtype)) for dtype in TYPES),
+    *(
+        (f"{gates} gates of {width}, {dtype}", partial(gate, width, gates, dtype))
+        for width, gates in ((4096, 4096), (4096, 32), (2048, 16), (1000, 1000))
+        for dtype in TYPES
+    ),
+    *(
+        (f"rotary of the last columns, {heads} of {width}, {dtype}", partial(turn_last, heads, width, 64, dtype))
+        for heads, width in ((32, 192), (1, 576))
+        for dtype in TYPES
+    ),
 ]
