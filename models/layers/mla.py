@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434), without position encoding."""
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from baton.kernels.activations import sigmoid_gate
 from baton.kernels.attention.latents import attend_by_heads
 from baton.kernels.attention.latents.sizes import Forms, forms_of
 from baton.kernels.attention.mla_cache import write_latents
 from baton.kernels.attention.paged import paged_attention
+from baton.kernels.attention.rotary import rotate
 from baton.models.batch import PagePlan, TensorSpec
 from baton.models.layers.linear import HeadLinear, Linear
 from baton.models.layers.norm import RMSNorm
@@ -36,6 +38,7 @@ class LatentSettings:
     rank: int
     query_rank: int | None  # the size of the latent from which queries are computed; None: from hidden states
     bias: bool  # whether the projections to latents and the output projection have a bias
+    gated: bool = False  # whether each head's output is multiplied by the sigmoid of a number of its own
 
     @property
     def stored(self) -> int:
@@ -87,19 +90,30 @@ class LatentAttention(nn.Module):
         self.kv_a_layernorm = RMSNorm(s.rank, EPS, dtype)
         self.k_b_proj = HeadLinear(s.heads, s.own, s.rank, dtype)
         self.v_b_proj = HeadLinear(s.heads, s.rank, s.value, dtype)
+        self.g_proj = Linear(s.hidden, s.heads, False, dtype, s.heads) if s.gated else None  # never quantized
         self.o_proj = Linear(s.heads * s.value, s.hidden, s.bias, dtype)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
-        """Return the output [tokens, hidden] for hidden [tokens, hidden]; write the latents to the pages."""
+        """Return the output [tokens, hidden] for hidden [tokens, hidden]; write the latents to the pages.
+
+        Without step.rotation, positions are not encoded. With it, the shared part of keys and queries is rotated.
+        """
         s, pages = self.settings, step.pages
         if pages is None:
             raise ValueError("an attention layer needs page tensors in the pools")
         latents, norm = step.pools.pages[self.index], self.kv_a_layernorm
-        write_latents(self.kv_a_proj_with_mqa(hidden), norm.weight, norm.eps, latents, pages.places)
+        stored = self.kv_a_proj_with_mqa(hidden)
         queries = self._queries(hidden).view(len(hidden), s.heads, s.own + s.shared)
+        if turn := step.rotation:
+            stored = rotate(stored[:, None], turn.cos, turn.sin, s.rank)[:, 0]
+            queries = rotate(queries, turn.cos, turn.sin, s.own)
+        write_latents(stored, norm.weight, norm.eps, latents, pages.places)
         parts = () if self.k_b_proj.packed or self.v_b_proj.packed else step.parts
         attended = self._in_parts(queries, latents, pages, parts) if parts else self._absorbed(queries, latents, pages)
-        projected: Tensor = self.o_proj(attended.flatten(1))
+        output = attended.flatten(1)
+        if self.g_proj:
+            output = sigmoid_gate(output, self.g_proj(hidden))
+        projected: Tensor = self.o_proj(output)
         return projected
 
     def _absorbed(self, queries: Tensor, latents: Tensor, pages: PagePlan) -> Tensor:

@@ -32,7 +32,9 @@ BY_LAYER: dict[type[nn.Module], frozenset[str]] = {
     Experts: frozenset({"moe.experts", "moe.routing", "moe.shared_expert"}),
     GatedMLP: frozenset({"activations"}),
     KdaMixer: frozenset({"delta_net.decode", "delta_net.prefill"}),
-    LatentAttention: frozenset({"attention.paged", "linear.per_head", "attention.mla_cache"}),
+    LatentAttention: frozenset(
+        {"activations", "attention.paged", "attention.rotary", "attention.mla_cache", "linear.per_head"}
+    ),
     Mamba2Mixer: frozenset({"mamba2.decode", "mamba2.prefill"}),
     PredictionHead: frozenset({"prediction"}),
     ShortConv: frozenset({"short_conv"}),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from baton.models.batch import Model
 from baton.models.config import ModelConfig, ModelError
 from baton.models.families import (
+    bailing_hybrid,
     bamba,
     falcon_h1,
     granitemoehybrid,
@@ -49,6 +50,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe_text": qwen3_5.FAMILY,
     "kimi_linear": kimi_linear.FAMILY,
     "olmo_hybrid": olmo_hybrid.FAMILY,
+    "bailing_hybrid": bailing_hybrid.FAMILY,
     "lfm2": lfm2.FAMILY,
     "lfm2_moe": lfm2.FAMILY,
     "lfm3": lfm3.FAMILY,

@@ -64,6 +64,7 @@ OTHERS = (
     "kimi_linear-moe",
     "lfm2_moe",
     "olmo_hybrid",
+    "bailing_hybrid",
 )
 FAMILIES = MODELS | {name: settings_of(name, VOCABULARY) for name in OTHERS}
 

@@ -86,6 +86,14 @@ KIMI_MOE = {
     },
 }  # fmt: skip
 
+BAILING = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "intermediate_size": 96,
+    "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "num_hidden_layers": 3,
+    "layer_group_size": 3, "kda_lower_bound": -3.0, "rope_theta": 500.0, "first_k_dense_replace": 1,
+    "num_local_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+
 OLMO_HYBRID = {
     "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
     "num_hidden_layers": 4, "max_position_embeddings": 4096, "rope_parameters": {"rope_theta": None},
@@ -213,6 +221,16 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
          "tie_word_embeddings": True,
          "layer_types": ["full_attention", "linear_attention", "full_attention"], "rms_norm_eps": 1e-3,
          "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    ),
+    "bailing_hybrid": ("BailingHybridForCausalLM", BAILING),
+    "bailing_hybrid-odd": (
+        "BailingHybridForCausalLM",
+        {**BAILING, "hidden_size": 40, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 7,
+         "kv_lora_rank": 13, "qk_nope_head_dim": 7, "qk_rope_head_dim": 6, "v_head_dim": 9, "attention_bias": True,
+         "num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"], "kda_safe_gate": False,
+         "short_conv_kernel_size": 3, "mlp_layer_types": ["sparse", "dense"], "num_local_experts": 5,
+         "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 2, "norm_topk_prob": False,
+         "routed_scaling_factor": 1.5, "rms_norm_eps": 1e-3},
     ),
     "lfm2": ("Lfm2ForCausalLM", LFM2),
     "lfm2-odd": (

@@ -35,7 +35,7 @@ def test_nor_do_they_in_what_a_head_for_predictions_keeps(name: str, dtype: torc
 
 
 @pytest.mark.usefixtures("native_kernels")
-@pytest.mark.parametrize("name", ["mamba2", "nemotron_h", "qwen3_next", "kimi_linear", "olmo_hybrid"])
+@pytest.mark.parametrize("name", ["mamba2", "nemotron_h", "qwen3_next", "kimi_linear", "olmo_hybrid", "bailing_hybrid"])
 def test_states_in_bfloat16_are_rounded_alike(name: str) -> None:
     assert_drafts_change_nothing(random_model(settings_of(name), torch.bfloat16, CPU, 1, torch.bfloat16), 1)
 

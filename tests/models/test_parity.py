@@ -18,7 +18,7 @@ DECODED = 64
 KINDS = (
     *("mamba2", "nemotron_h-moe", "granitemoehybrid-rope", "falcon_h1-norm", "qwen3_5_moe", "kimi_linear-moe"),
     "lfm2_moe",
-    "olmo_hybrid",
+    *("olmo_hybrid", "bailing_hybrid"),
 )
 """These checkpoints together contain every kind of layer."""
 KERNELS = {"torch": nullcontext, "native": lambda: installed(runnable()[0], threads=2)}
@@ -152,7 +152,7 @@ def test_checkpoints_of_a_packed_prefill_equal_the_states_of_decoding(oracle: Or
     [
         *("mamba2", "nemotron_h", "granitemoehybrid", "qwen3_next", "bamba", "falcon_h1", "kimi_linear"),
         *("nemotron_h-moe-latent", "granitemoehybrid-moe", "qwen3_5_moe", "kimi_linear-moe", "lfm2", "lfm2_moe"),
-        "olmo_hybrid",
+        *("olmo_hybrid", "bailing_hybrid"),
     ],
 )
 @pytest.mark.usefixtures("kernels")

@@ -100,6 +100,7 @@ def test_replayed_steps_equal_the_models(name: str, dtype: torch.dtype) -> None:
         "kimi_linear",
         "lfm2_moe",
         "olmo_hybrid",
+        "bailing_hybrid",
     ],
 )
 @pytest.mark.parametrize("bits", [None, 8, 4])

@@ -157,6 +157,31 @@ LFM3: Config = {
     "intermediate_size": 2048,
     "tie_word_embeddings": True,
 }
+BAILING_HYBRID: Config = {
+    **COMMON,
+    "architectures": ["BailingHybridForCausalLM"],
+    "model_type": "bailing_hybrid",
+    "num_hidden_layers": 10,
+    "layer_group_size": 5,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": 64,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "rope_theta": 10000.0,
+    "intermediate_size": 1536,
+    "first_k_dense_replace": 1,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 128,
+    "num_shared_experts": 1,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+}
 # Values are as wide as keys here, because transformers writes a convolution in equal parts.
 OLMO_HYBRID: Config = {
     **COMMON,

@@ -17,6 +17,7 @@ from baton.models.family import Piece
 from baton.models.layers.linear import Embedding, Linear
 from baton.models.loading.checkpoint import find_family, random_model
 from scripts.benchmarks.common.configs import (
+    BAILING_HYBRID,
     BAMBA,
     FALCON_H1,
     GRANITE,
@@ -63,6 +64,7 @@ SHAPES = {
     "lfm2-149m": LFM2,
     "lfm3-147m": LFM3,
     "olmo_hybrid-146m": OLMO_HYBRID,
+    "bailing_hybrid-159m": BAILING_HYBRID,
     "tiny": TINY,
     "null": NULL,
 }

@@ -40,6 +40,7 @@ FAMILIES = [
     "kimi_linear-moe",
     "lfm2_moe",
     "olmo_hybrid",
+    "bailing_hybrid",
     "granite-moe-153m",
     "nemotron_h-moe-162m",
     "qwen3_next-152m",

@@ -36,14 +36,6 @@ def test_a_gate_equals_the_reference(rows: int, gates: int, sharing: int, apart:
     assert_rounded(triton.sigmoid_gate(x, gate), reference.sigmoid_gate(x, gate), SIGMOID + 1)
 
 
-@given(rows=st.integers(0, 4), gates=st.integers(1, 30), shared=st.integers(1, 100), apart=st.integers(0, 9))
-@settings(max_examples=20, deadline=None)
-def test_a_shared_gate_equals_the_reference(rows: int, gates: int, shared: int, apart: int) -> None:
-    g = torch.Generator().manual_seed(gates)
-    x, gate = (9 * torch.randn(rows, width + apart, generator=g)[:, :width] for width in (gates * shared, gates))
-    assert_rounded(triton.sigmoid_gate(x, gate), reference.sigmoid_gate(x, gate), SIGMOID + 1)
-
-
 @pytest.mark.parametrize(("run", "define"), FORMS)
 def test_non_finite_numbers_give_the_references_results(
     run: Callable[[Tensor], Tensor], define: Callable[[Tensor], Tensor]

@@ -18,6 +18,7 @@ from baton.models.loading.matching import match
 from baton.models.loading.quantization import compose, read_quantization
 from baton.models.loading.shards import StoredTensor
 from tests.models.configurations import (
+    bailing_hybrid,
     bamba,
     falcon_h1,
     granitemoehybrid,
@@ -31,7 +32,19 @@ from tests.models.configurations import (
 )
 from tests.models.configurations.published import Published, Shapes
 
-FAMILIES = (mamba2, granitemoehybrid, nemotron_h, bamba, falcon_h1, qwen, kimi_linear, lfm2, lfm3, olmo_hybrid)
+FAMILIES = (
+    mamba2,
+    granitemoehybrid,
+    nemotron_h,
+    bamba,
+    falcon_h1,
+    qwen,
+    kimi_linear,
+    lfm2,
+    lfm3,
+    olmo_hybrid,
+    bailing_hybrid,
+)
 PUBLISHED = {name: published for family in FAMILIES for name, published in family.PUBLISHED.items()}
 EVERY = pytest.mark.parametrize("name", PUBLISHED)
 

@@ -18,6 +18,7 @@ from baton.models.layers.experts import Experts
 from baton.models.layers.kda import KdaMixer
 from baton.models.layers.linear import Embedding, Linear
 from baton.models.layers.mamba2 import Mamba2Mixer
+from baton.models.layers.mla import LatentAttention
 from baton.models.loading import filling
 from baton.models.loading.checkpoint import load_model
 from baton.models.text.tokenizer import load_text
@@ -34,7 +35,16 @@ NAMES = [
     "granitemoehybrid-moe",
     "nemotron_h-moe-latent",
 ]
-OTHER_FAMILIES = ["bamba", "falcon_h1", "qwen3_next-moe", "qwen3_5_text", "kimi_linear-moe", "lfm2_moe", "olmo_hybrid"]
+OTHER_FAMILIES = [
+    "bamba",
+    "falcon_h1",
+    "qwen3_next-moe",
+    "qwen3_5_text",
+    "kimi_linear-moe",
+    "lfm2_moe",
+    "olmo_hybrid",
+    "bailing_hybrid",
+]
 FAMILIES = pytest.mark.parametrize("name", [*NAMES, *OTHER_FAMILIES])
 
 
@@ -64,7 +74,11 @@ def floats_of(module: nn.Module) -> dict[str, int]:
         return {"in_proj": 2 * module.settings.value_heads}  # β and the decay
     if isinstance(module, KdaMixer):
         inner, narrow = module.settings.inner, module.settings.heads + 2 * module.settings.width
+        if module.settings.full_rank:
+            return {"in_proj": module.settings.heads, "f_proj": inner}  # β and the decay
         return {"in_proj": narrow, "f_b_proj": inner, "g_b_proj": inner}  # β, and both parts of the decay and the gate
+    if isinstance(module, LatentAttention) and module.settings.gated:
+        return {"g_proj": module.settings.heads}
     if isinstance(module, Attention) and module.settings.gates:
         return {"gate_proj": module.settings.heads * module.settings.head_dim}
     return {name: 1 for name, _ in module.named_children() if name == "shared_expert_gate"}
