@@ -56,7 +56,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         states=kda.state_specs() * kinds.count("linear_attention"),
         rings=[kda.ring_spec(dtype)] * kinds.count("linear_attention"),
         pages=attention.kv_specs(dtype) * kinds.count("full_attention"),
-        rotate=read_rotate(config, attention.shared).of,
+        rotate=[read_rotate(config, attention.shared).of],
         forms=attention.forms(),
     )
 

@@ -111,8 +111,8 @@ def read_attention(config: ModelConfig) -> AttentionSettings:
     return AttentionSettings.from_config(config, norm_eps=read_eps(config), norm_offset=0.0, norm_together=True)
 
 
-def read_rotate(config: ModelConfig, head_dim: int) -> Callable[[Tensor], Rotation] | None:
-    """Return the rotation of queries and keys; None if rope_theta is null: positions are then not encoded.
+def read_rotate(config: ModelConfig, head_dim: int) -> list[Callable[[Tensor], Rotation]]:
+    """Return the rotations of queries and keys: none if rope_theta is null, which leaves positions out.
 
     Raises ModelError if the key is missing, because versions of transformers differ in what that means.
     """
@@ -120,7 +120,7 @@ def read_rotate(config: ModelConfig, head_dim: int) -> Callable[[Tensor], Rotati
     values = nested if isinstance(nested, dict) else config.values
     if "rope_theta" not in values:
         raise ModelError("config.json lacks rope_theta: a number, or null if positions are not encoded")
-    return None if values["rope_theta"] is None else read_rotation(config, head_dim).of
+    return [] if values["rope_theta"] is None else [read_rotation(config, head_dim).of]
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:

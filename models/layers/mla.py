@@ -96,7 +96,7 @@ class LatentAttention(nn.Module):
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
         """Return the output [tokens, hidden] for hidden [tokens, hidden]; write the latents to the pages.
 
-        Without step.rotation, positions are not encoded. With it, the shared part of keys and queries is rotated.
+        Without step.rotations, positions are not encoded. With it, the shared part of keys and queries is rotated.
         """
         s, pages = self.settings, step.pages
         if pages is None:
@@ -104,7 +104,8 @@ class LatentAttention(nn.Module):
         latents, norm = step.pools.pages[self.index], self.kv_a_layernorm
         stored = self.kv_a_proj_with_mqa(hidden)
         queries = self._queries(hidden).view(len(hidden), s.heads, s.own + s.shared)
-        if turn := step.rotation:
+        if step.rotations:
+            [turn] = step.rotations
             stored = rotate(stored[:, None], turn.cos, turn.sin, s.rank)[:, 0]
             queries = rotate(queries, turn.cos, turn.sin, s.own)
         write_latents(stored, norm.weight, norm.eps, latents, pages.places)

@@ -80,7 +80,7 @@ def floats_of(module: nn.Module) -> dict[str, int]:
     if isinstance(module, LatentAttention) and module.settings.gated:
         return {"g_proj": module.settings.heads}
     if isinstance(module, Attention) and module.settings.gates:
-        return {"gate_proj": module.settings.heads * module.settings.head_dim}
+        return {"gate_proj": module.settings.gates}
     return {name: 1 for name, _ in module.named_children() if name == "shared_expert_gate"}
 
 
