@@ -36,7 +36,7 @@ from baton.actors.control import (
 from baton.actors.grants import Advance, Chunk, Failure, Fill, GrantPages, PageCopy, Proposal, RowDrafts, RowMask
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease, Loan
-from baton.actors.requests import EndReason, Hit, Keep, Output, PeerHint, Request, RetireReason, RowLogprobs
+from baton.actors.requests import EndReason, Hit, Keep, Output, PeerHint, Request, RetireReason, RowLogprobs, RowPooled
 from baton.actors.tokens import Tokens
 
 
@@ -138,6 +138,7 @@ class Stepped(Struct, tag=True, array_like=True):
     drafted: list[Chunk] = []  # rows that fed drafts, each with the number of drafts
     propose: int = 0  # as in Step
     predicted: list[RowDrafts] = []  # tokens that may follow the row's newest token
+    pooled: list[RowPooled] = []
 
 
 class Retired(Struct, tag=True, array_like=True):
@@ -416,6 +417,7 @@ class Ran(Struct, tag=True, array_like=True):
     ] = []  # indices of tokens whose greatest logit was not finite: the states of these rows are unusable
     unsound: list[int] = []  # indices of chunks that sample nothing and ended in hidden states that were not finite
     predicted: dict[int, list[int]] = {}  # by row: tokens that may follow its last valid draw
+    pooled: list[RowPooled] = []
 
 
 class Transferred(Struct, tag=True, array_like=True):

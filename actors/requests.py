@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from baton.actors.tokens import Tokens, cut
+from baton.actors.tokens import Tokens, count, cut
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error", "grammar"]
 """Why an output ended. grammar: it reached a point at which its grammar cannot be followed, an error of the client."""
@@ -75,6 +75,7 @@ class Request(Struct, frozen=True, array_like=True):
     message_ends: tuple[int, ...] = ()  # positions in the prompt where messages end: worth a checkpoint
     logprobs: int | None = None  # how many alternatives to report for each output token; None: no log probabilities
     prompt_logprobs_from: int | None = None  # report log probabilities of prompt tokens from this index on
+    pooled: tuple[int, int] | None = None  # report the mean of the hidden states of the prompt's tokens [begin, end)
     logprob_ids: tuple[int, ...] = ()  # wherever log probabilities are reported, report those of these tokens too
     skip_special_tokens: bool = True  # leave special tokens out of the text
     delivered_chars: int = 0  # how many characters of the output in `tokens` the client has received as text
@@ -95,14 +96,29 @@ def resubmission(request: Request, delivered: Tokens, delivered_chars: int) -> R
     delivered: the output tokens that the api has received.
     delivered_chars: how many characters of text the api has received.
 
-    The prompt's log probabilities come with the first output token. They are reported again if `delivered` is empty.
+    Reports about the prompt come with the first output token. They are repeated if `delivered` is empty.
     """
     return replace(
         request,
         tokens=cut(request.tokens, 0, request.prompt_len) + delivered,
         delivered_chars=delivered_chars,
         prompt_logprobs_from=None if delivered else request.prompt_logprobs_from,
+        pooled=None if delivered else request.pooled,
     )
+
+
+def most_resumed(request: Request) -> int:
+    """Return how many tokens a state may have consumed for the request to resume from it.
+
+    At least one token must be fed to draw the next. Reports about the prompt need more hidden states, unless the output
+    has begun: a prompt token's log probability follows from the hidden state of the token before it.
+    """
+    limit = count(request.tokens) - 1
+    if limit >= request.prompt_len:
+        return limit
+    if request.prompt_logprobs_from is not None:
+        limit = min(limit, max(request.prompt_logprobs_from - 1, 0))
+    return min(limit, request.pooled[0]) if request.pooled is not None else limit
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
@@ -120,6 +136,13 @@ class RowLogprobs(Struct, frozen=True, array_like=True):
     grant: int
     start: int
     items: list[TokenLogprob]
+
+
+class RowPooled(Struct, frozen=True, array_like=True):
+    """The mean of hidden states that a grant's request asks for."""
+
+    grant: int
+    values: bytes  # float32
 
 
 class Hit(Struct, frozen=True, array_like=True):
@@ -146,3 +169,4 @@ class Output(Struct, array_like=True):
     hit: Hit = Hit()  # the cache hit of the request's first admission, limited to the prompt
     accepted: int = 0  # drafts of this output that were right so far
     rejected: int = 0  # drafts of this output that were wrong so far
+    pooled: bytes = b""  # as in RowPooled, in the output with the first token

@@ -25,7 +25,7 @@ from baton.api.events.routes import FEED
 from baton.api.exchange import GENERATION, REQUEST_ID, STREAM_ERROR, TRACE, new_id
 from baton.api.generation.answers import milliseconds, summary
 from baton.api.generation.request_context import read_trace_context
-from baton.api.openai import chat, completions, stored
+from baton.api.openai import chat, completions, embeddings, stored
 from baton.api.page import routes as page
 from baton.api.responses import conversations, counting, routes as responses, websocket
 from baton.api.responses.store import RESPONSES, ResponseStore
@@ -39,8 +39,8 @@ from baton.api.sglang import sessions as sglang
 from baton.api.version import VERSION
 
 HANDLERS = (
-    page, chat, stored, completions, responses, conversations, counting, websocket, messages, sessions, turns, sglang,
-    tokenization, admin, events,
+    page, chat, stored, completions, embeddings, responses, conversations, counting, websocket, messages, sessions,
+    turns, sglang, tokenization, admin, events,
 )  # fmt: skip
 GUARD = web.AppKey("guard", Guard)
 # Paths that monitors poll; their requests are logged at level debug only.

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from baton.actors.cache.worth.order import Policy
 from baton.actors.requests import Speculation
 from baton.actors.scheduler.strategy import Strategy
+from baton.models.loading.pooling import PoolingOption
 
 AtLeastZero: TypeAlias = Annotated[int, Meta(ge=0)]
 AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1)]
@@ -78,10 +79,14 @@ class Config(Struct, frozen=True, kw_only=True):
         MODEL,
         Meta(description="format of the model's reasoning; auto detects it from the chat template"),
     ] = "auto"
-
     reasoning_budget: Annotated[
         AtLeastZero | None, MODEL, Meta(description="maximum tokens of reasoning [no limit]")
     ] = None
+    pooling: Annotated[
+        PoolingOption,
+        MODEL,
+        Meta(description="hidden states that embeddings are made of; auto: as modules.json says"),
+    ] = "auto"
 
     memory: Annotated[
         AtLeastOne | None,
@@ -276,13 +281,9 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(description="how states travel between engines; nixl (RDMA, shared memory) needs the extra peers"),
     ] = "sockets"
     engine_name: Annotated[str | None, PEERS, Meta(description="name of this engine for its peers [HOST:PORT]")] = None
-
     drain_to: Annotated[
-        str | None,
-        PEERS,
-        Meta(description="name of the engine that takes over the sessions after SIGTERM [none: they stay]"),
+        str | None, PEERS, Meta(description="name of the engine that takes over the sessions after SIGTERM [none]")
     ] = None
-
     engine: Annotated[tuple[str, ...], PEERS, Meta(description="URL of an engine; repeatable")] = ()
     api_key: Annotated[
         tuple[str, ...],

@@ -55,6 +55,7 @@ from baton.models.loading.checkpoint import find_family, load_model, may_keep_in
 from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.fingerprint import fingerprint
 from baton.models.loading.integers import QUANTIZED, bytes_saved
+from baton.models.loading.pooling import read_recipe
 from baton.models.loading.source import check_source, read_source_config
 from baton.models.recorded import recording
 from baton.models.text.formats.picking import OutputFormats, output_formats
@@ -83,6 +84,7 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         text = load_text(path)
         check_defaults(text.generation_defaults)
         formats = pick_formats(config, values, text)
+        embedding = read_recipe(path, config.pooling), values.integer("hidden_size", default=1)
         use_tf32(config.tf32)
         arena = start_arena(config, device)
         model, headless = read_model(config, path, device, on_progress, arena)
@@ -116,7 +118,7 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
     grammars = grammar_compiler(text, model.vocab_size)
     budget = config.reasoning_budget
     served = ServedModel(
-        text, model.vocab_size, max_model_len, info, formats, grammars, sizes.max_running, budget, name
+        text, model.vocab_size, max_model_len, info, formats, grammars, sizes.max_running, budget, *embedding, name
     )
     if budget is not None and limit_of(served, budget) is None:
         raise StartError("--reasoning-budget: the model does not reason between two tokens that mark it")

@@ -94,6 +94,14 @@ class ModelConfig:
                 whole = f"{named} = {layers}" if named == "num_hidden_layers" else f"the {layers} of {named}"
                 raise ModelError(f"config.json: {name} names {count} layers, not {whole}")
 
+    def check_causal(self) -> None:
+        """Raise ModelError for an encoder, whose layers see later tokens too."""
+        self.require("is_causal", True)
+        self.require("use_bidirectional_attention", False)
+        encoders = [name for name in self.strings("architectures") or [] if "Bidirectional" in name]
+        if encoders:
+            raise ModelError(f"config.json: {encoders[0]} is bidirectional, and only causal models are supported")
+
     def with_head(self) -> "ModelConfig":
         """Return the config of a model whose head for multi-token prediction is to be loaded too.
 

@@ -285,6 +285,7 @@ class Forward:
             [Chunk(grant, len(tokens)) for grant, tokens in running.drafts.items()],
             running.propose,
             [RowDrafts(grant, pack(tokens)) for grant, tokens in predicted.items()],
+            [row for row in ran.pooled if row.grant not in self._poisoned],
         )
 
     def _unfilled(self, running: LaunchedStep) -> str:

@@ -137,6 +137,7 @@ class TorchDevice:
             self.model.replay(step.commits, self.pools)
         hidden = self._hidden(step)
         logits, sound, prompts = self._compute(step, hidden)
+        pooled = [chunk.enqueue(hidden, self._stream) for chunk in step.pooled] if hidden is not None else []
         if decoder:
             logits.append(decoder.logits())
         self._keep_decode_checkpoints(work)
@@ -144,7 +145,7 @@ class TorchDevice:
         if logits:
             drawn, reports, last_draws = self._draw(step, logits[0] if len(logits) == 1 else torch.cat(logits))
         predicted = self._predict(step, hidden, last_draws)
-        return LaunchedWork(step, began, self._stream.record(), drawn, sound, reports, prompts, predicted)
+        return LaunchedWork(step, began, self._stream.record(), drawn, sound, reports, prompts, predicted, pooled)
 
     def _hidden(self, step: PackedStep) -> Tensor | None:
         """Enqueue the model. Return the hidden states of the batch, [tokens, size]; None if there is no batch."""

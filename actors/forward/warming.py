@@ -13,8 +13,8 @@ from baton.actors.tokens import pack
 from baton.kernels.runtime import triton
 from baton.models.layers.operations import row_classes
 
-# Request fields that make a row report all kinds of log probabilities.
-REPORTING: dict[str, Any] = {"logprobs": 2, "prompt_logprobs_from": 0, "logprob_ids": (0, 0)}
+# Request fields that make a row report all kinds of log probabilities, and pool a hidden state.
+REPORTING: dict[str, Any] = {"logprobs": 2, "prompt_logprobs_from": 0, "logprob_ids": (0, 0), "pooled": (0, 1)}
 # The sampling parameters of each warm-up row, with further fields of its request. Each uses other code of the draw.
 KINDS: tuple[tuple[Sampling, dict[str, Any]], ...] = (
     (Sampling(temperature=0.0), {}),

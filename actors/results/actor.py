@@ -80,6 +80,7 @@ class RequestHistory:
     new_tokens: list[int] = field(default_factory=list)  # not sent to the api yet
     new_logprobs: list[TokenLogprob] = field(default_factory=list)  # not sent to the api yet
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # not sent to the api yet
+    pooled: bytes = b""  # as in Output, not sent to the api yet
     prompt_logprobs_next: int = 0  # index of the first prompt token that has not been reported
     constraint: OutputConstraint | None = None  # made for the first mask; None before that, and without a grammar
     drafter: Drafter | None = None  # None: no drafts
@@ -210,6 +211,8 @@ class ResultProcessor:
             record.error = stepped.error or record.error
         for logprobs in stepped.prompt_logprobs:
             self._prompt_logprobs(logprobs)
+        for row_pooled in stepped.pooled:
+            self._grants[row_pooled.grant].pooled = row_pooled.values
         for logprobs in stepped.logprobs:
             record = self._grants[logprobs.grant]
             if logprobs.start < len(record.history):  # else the token was discarded
@@ -358,8 +361,10 @@ class ResultProcessor:
                 hit=record.hit,
                 accepted=record.accepted,
                 rejected=record.rejected,
+                pooled=record.pooled if record.new_tokens else b"",
             )
         )
+        record.pooled = b"" if record.new_tokens else record.pooled
         record.new_tokens, record.new_logprobs, record.prompt_logprobs = [], [], []
         self.counters["generation_tokens"] += count(self._outputs[-1].tokens)
 

@@ -41,7 +41,7 @@ from baton.actors.messages import (
     Submit,
     Want,
 )
-from baton.actors.requests import EndReason, Request, RetireReason
+from baton.actors.requests import EndReason, Request, RetireReason, most_resumed
 from baton.actors.scheduler.plan import (
     checkpoint_positions,
     plan,
@@ -321,17 +321,13 @@ class Scheduler:
         record.grant = self._grants
         self.state.acquiring[record.grant] = record
         request = record.request
-        limit = count(request.tokens) - 1  # at least one token must be fed to draw the next
-        # A prompt token's log probability follows from the logits of the token before it, which must therefore be fed.
-        if request.prompt_logprobs_from is not None and count(request.tokens) == request.prompt_len:
-            limit = min(limit, max(request.prompt_logprobs_from - 1, 0))
         predecessor = record.predecessor if record.predecessor is not None else self._predecessor(request)
         self.send(
             "cache",
             Acquire(
                 record.grant,
                 request.tokens,
-                limit,
+                most_resumed(request),
                 request.salt,
                 predecessor,
                 request.session,

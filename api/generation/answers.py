@@ -27,6 +27,7 @@ class Answer:
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    pooled: bytes = b""  # as in Output
     finish_reason: str | None = None
     stop_reason: str | int | None = None  # the stop string or token id that ended the answer, if one did
 
@@ -36,6 +37,7 @@ class Answer:
         self.ids += tokens.unpack(output.tokens)
         self.logprobs += output.logprobs
         self.prompt_logprobs += output.prompt_logprobs
+        self.pooled = output.pooled or self.pooled
         self.finish_reason = output.finish_reason
         if output.finish_reason == "stop":
             self.stop_reason = output.stop_reason

@@ -77,13 +77,14 @@ class SamplingParams(SamplingFields, kw_only=True):
     keep_stop: bool = False  # the answer's text includes the stop string that ended it
     priority: int = 0
     salt: str = ""
-    # The next six fields have the meaning of the fields with the same names in the ring's Request.
+    # The next seven fields have the meaning of the fields with the same names in the ring's Request.
     logprobs: int | None = None
     prompt_logprobs_from: int | None = None
     logprob_ids: tuple[int, ...] = ()
     grammar: str = ""
     checkpoints: tuple[int, ...] = ()
     keep: Keep = ""
+    pooled: tuple[int, int] | None = None
     prediction: tuple[int, ...] = ()  # tokens that the client expects in the output
     names: Mapping[str, str] = {}  # the endpoint's names of fields that differ, for error messages
 

@@ -113,6 +113,7 @@ def merge(outputs: Sequence[Output]) -> Output:
         tokens=b"".join(o.tokens for o in outputs),
         logprobs=[item for o in outputs for item in o.logprobs],
         prompt_logprobs=[item for o in outputs for item in o.prompt_logprobs],
+        pooled=b"".join(o.pooled for o in outputs),
     )
 
 

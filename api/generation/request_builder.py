@@ -61,6 +61,7 @@ def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingP
         message_ends=prompt.message_ends,
         logprobs=params.logprobs,
         prompt_logprobs_from=start if start != len(prompt.tokens) else None,
+        pooled=params.pooled,
         logprob_ids=params.logprob_ids,
         skip_special_tokens=params.skip_special_tokens,
         grammar=params.grammar,

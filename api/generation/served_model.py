@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from baton.api.generation.structured import GrammarCompiler, no_grammars
+from baton.models.loading.pooling import NO_EMBEDDINGS, EmbeddingRecipe
 from baton.models.text.detokenizer import Detokenizer
 from baton.models.text.formats.picking import OutputFormats
 from baton.models.text.template import Beginning
@@ -98,4 +99,6 @@ class ServedModel:
     grammars: GrammarCompiler = field(default_factory=no_grammars)
     max_running: int = 16  # maximum requests that run at once
     reasoning_budget: int | None = None  # the most tokens of reasoning, unless a request states its own
+    embedding: EmbeddingRecipe = NO_EMBEDDINGS
+    hidden_size: int = 0  # numbers of a hidden state, and so of an embedding
     weights: str = ""  # fingerprint of the weights and of the layout of states; empty: unknown

@@ -10,6 +10,7 @@ from baton.api.hub.names import HubName
 SETTINGS = (
     "config.json", "params.json", "generation_config.json", "hf_quant_config.json", "tokenizer_config.json",
     "special_tokens_map.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
+    "modules.json", "*_Pooling/config.json", "config_sentence_transformers.json",
 )  # fmt: skip
 TOKENIZERS = ("tokenizer.json", "tiktoken.model")
 WEIGHTS = (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin"))

@@ -83,7 +83,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     check(body)
     id = new_id("cmpl")
     check_batch(request, body.n * (len(body.prompt) if holds_many(body.prompt) else 1))
-    prompts = await read_prompts(model, body)
+    prompts = await read_prompts(model, body.prompt, body.add_special_tokens, "prompt")
     grammar = await model.grammars.written(wanted_in(body))
     requests = completion_requests(model, body, prompts, id, salt_of(request, body.cache_salt), grammar)
     with submit(request, requests) as generation:
@@ -109,19 +109,20 @@ def check(body: CompletionRequest) -> None:
         raise errors.bad_request("max_tokens: 0 needs echo: true", "max_tokens", "invalid_value")
 
 
-async def read_prompts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
-    """Read one prompt or several, as strings or as lists of token ids. Raises ApiError 400."""
-    prompt = body.prompt
+async def read_prompts(
+    model: ServedModel, prompt: str | list[Any], add_special_tokens: bool, field: str
+) -> list[Prompt]:
+    """Read one prompt or several, as strings or as lists of token ids. Raises ApiError 400, which names `field`."""
     if isinstance(prompt, str):
-        return [await encode(model, prompt, body.add_special_tokens)]
+        return [await encode(model, prompt, add_special_tokens, field)]
     if all(isinstance(item, str) for item in prompt):
-        return await encode_all(model, prompt, body.add_special_tokens)
+        return await encode_all(model, prompt, add_special_tokens, field)
     if is_tokens(prompt):
         return [Prompt(prompt)]
     if all(isinstance(item, list) and is_tokens(item) for item in prompt):
         return [Prompt(item) for item in prompt]
-    message = "prompt must be a string, a list of strings, a list of token ids, or a list of such lists"
-    raise errors.bad_request(message, "prompt", "invalid_value")
+    message = f"{field} must be a string, a list of strings, a list of token ids, or a list of such lists"
+    raise errors.bad_request(message, field, "invalid_value")
 
 
 def holds_many(prompt: str | list[Any]) -> bool:

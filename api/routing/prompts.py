@@ -64,7 +64,8 @@ def _parts(body: Mapping[str, Raw]) -> Iterator[bytes]:
         if value is None:
             continue
         text = bytes(value)
-        if text[:1] == b"[" and name in ("messages", "input"):
+        # A list of embeddings' inputs holds texts or numbers, which are not the beginnings of one prompt.
+        if text[:1] == b"[" and name in ("messages", "input") and text[1:].lstrip()[:1] == b"{":
             yield from (bytes(item) for item in msgspec.json.decode(text, type=list[Raw]))
         else:
             yield text

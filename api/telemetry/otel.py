@@ -29,7 +29,12 @@ from baton.api.generation.outputs import Generation
 from baton.api.generation.request_context import RequestContext, TraceContext
 from baton.api.version import VERSION
 
-TEXT_COMPLETIONS = frozenset({"/v1/completions", "/generate"})
+OPERATIONS = {
+    "/v1/completions": "text_completion",
+    "/generate": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+"""OpenTelemetry's names of what routes do; others chat."""
 
 
 def export_spans(model: str) -> "RequestSpans":
@@ -74,7 +79,7 @@ class RequestSpans:
             return int((unix + moment) * 1e9)
 
         self._ids.trace_id = int(call.trace.trace_id, 16)
-        operation = "text_completion" if call.route in TEXT_COMPLETIONS else "chat"
+        operation = OPERATIONS.get(call.route, "chat")
         span = self._tracer.start_span(
             f"{operation} {self._model}",
             context=parent_of(call.trace),

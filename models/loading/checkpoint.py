@@ -170,11 +170,15 @@ def random_model(
 
 
 def find_family(config: ModelConfig) -> Family:
-    """Return the family of a configuration's model_type. Raises ModelError if Baton does not support it."""
+    """Return the family of a configuration's model_type. Raises ModelError if Baton does not support it.
+
+    A bidirectional model of a supported type is refused too.
+    """
     name = config.values.get("model_type")
     if name not in FAMILIES:
         known = ", ".join(family for family in FAMILIES if family != "hash")
         raise ModelError(f"model_type {name!r} is not supported (supported: {known})")
+    config.check_causal()
     return translated(FAMILIES[name], config)
 
 

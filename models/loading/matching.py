@@ -35,8 +35,9 @@ def match(
     fillings, repeated = list[Filling](), None
     surplus, misshapen, unreadable = list[str](), list[str](), list[str]()
     filled: dict[str, list[Tensor]] = defaultdict(list)
+    root = missing_root(stored, family)
     for tensor in stored:
-        pieces = family.pieces(tensor.name, config)
+        pieces = family.pieces(root + tensor.name, config)
         if not pieces:
             continue
         if tensor.dtype not in READABLE and not isinstance(tensor, Composed):
@@ -66,6 +67,12 @@ def match(
         problems = "; ".join(f"{kind}: {listed(names)}" for kind, names in faults.items() if names)
         raise ModelError(f"{stored[0].file.parent} does not fit its config.json: {problems}")
     return fillings, repeated
+
+
+def missing_root(stored: list[StoredTensor], family: Family) -> str:
+    """Return the prefix that the tensors' names lack: files without a head may leave out the name of the body."""
+    root, _, rest = family.embedding.partition(".")
+    return f"{root}." if rest and any(tensor.name == rest for tensor in stored) else ""
 
 
 def _places(pieces: list[Piece], parameters: dict[str, nn.Parameter]) -> list[Tensor] | None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import struct
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ from baton.models.text.template import Beginning
 
 EOS = 256
 VOCAB = 260
+HIDDEN = 4  # numbers of an embedding
 NO_FORMATS = OutputFormats()
 THROUGH_ROUTER = "BATON_TESTS_THROUGH_ROUTER" in os.environ
 Client = TestClient[web.Request, web.Application]
@@ -246,7 +248,7 @@ class FakeRing:
             finish = "error" if self.failing else "stop" if ended else "length" if full or not letter else None
             output = Output(
                 request.id, letter, tokens.pack(ids), request.prompt_len, count, finish,
-                EOS if ended else None, items(request, ids), prompt_logprobs, hit,
+                EOS if ended else None, items(request, ids), prompt_logprobs, hit, pooled=pooled_of(request, count),
             )  # fmt: skip
             prompt_logprobs = []
             if finish is not None:
@@ -311,6 +313,14 @@ def items(request: Request, ids: Sequence[int]) -> list[TokenLogprob]:
     return [TokenLogprob(i, -0.5, [(i, -0.5), (i ^ 1, float("-inf"))][: request.logprobs], logprobs) for i in ids]
 
 
+def pooled_of(request: Request, count: int) -> bytes:
+    """Return a made-up result of pooling, which comes with the first tokens: the numbers of the pooled tokens."""
+    if request.pooled is None or count > 1:
+        return b""
+    ids = tokens.unpack(request.tokens)[slice(*request.pooled)]
+    return struct.pack(f"<{HIDDEN}f", *(ids + [0] * HIDDEN)[:HIDDEN])
+
+
 def prompt_items(request: Request) -> list[TokenLogprob]:
     start = request.prompt_logprobs_from
     if start is None:
@@ -340,7 +350,9 @@ def make_server(config: Config, ready: bool = True, formats: OutputFormats = NO_
         grammars = GrammarCompiler(byte_grammars()) if formats.tools is not None else no_grammars()
         length = config.max_model_len or 256
         rows = config.max_running or 16
-        server.model = ServedModel(FakeText(), VOCAB, length, {"family": "fake"}, formats, grammars, rows)
+        server.model = ServedModel(
+            FakeText(), VOCAB, length, {"family": "fake"}, formats, grammars, rows, hidden_size=HIDDEN
+        )
         server.relay = ring
         server.phase = "ready"
         metrics.watch_ring(ring)

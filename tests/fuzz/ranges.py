@@ -17,6 +17,7 @@ def wrong_numbers(request: Request, vocab: int, max_model_len: int) -> list[str]
     A parameter that clients may only set above 0 may be 0 here: the device's thread flushes denormals to 0.
     """
     sampling, stops, ids = request.sampling, request.stops, unpack(request.tokens)
+    begin, end = request.pooled or (0, 1)
     start, most = request.prompt_logprobs_from, max_model_len - request.prompt_len
     sound = {
         "tokens": bool(ids) and all(0 <= id < vocab for id in ids),
@@ -32,6 +33,7 @@ def wrong_numbers(request: Request, vocab: int, max_model_len: int) -> list[str]
         "logprobs": request.logprobs is None or 0 <= request.logprobs <= MAX_TOP,
         "logprob_ids": all(0 <= id < vocab for id in request.logprob_ids),
         "prompt_logprobs_from": start is None or 0 <= start < request.prompt_len,
+        "pooled": 0 <= begin < end <= request.prompt_len,
         "message_ends": all(0 < end <= request.prompt_len for end in request.message_ends),
         "checkpoints": all(0 < position < request.prompt_len for position in request.checkpoints),
         "priority": -(2**31) <= request.priority < 2**31,

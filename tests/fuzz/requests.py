@@ -14,6 +14,7 @@ from baton.api.admin import AbortRequest
 from baton.api.anthropic.request import MessagesRequest
 from baton.api.openai.chat import ChatRequest
 from baton.api.openai.completions import CompletionRequest
+from baton.api.openai.embeddings import EmbeddingRequest
 from baton.api.responses.conversations import ConversationRequest, ItemsRequest, MetadataRequest
 from baton.api.responses.request import ResponseRequest
 from baton.api.responses.websocket import ResumeRequest
@@ -41,6 +42,7 @@ class Endpoint:
 ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", ChatRequest, 8),
     Endpoint("POST", "/v1/completions", CompletionRequest, 8),
+    Endpoint("POST", "/v1/embeddings", EmbeddingRequest, 4),
     Endpoint("POST", "/v1/responses", ResponseRequest, 6),
     Endpoint("POST", "/generate", Generate, 10),
     Endpoint("POST", "/v1/messages", MessagesRequest, 6),

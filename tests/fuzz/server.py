@@ -32,6 +32,7 @@ START_S = STOP_S = 60.0
 PATIENCE_S = 30.0
 SMALL: dict[str, Any] = {
     "tool_parser": "hermes",
+    "pooling": "mean",
     "port": 0,
     "state_slots": 20,
     "kv_pages": 256,

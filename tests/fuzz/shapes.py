@@ -10,6 +10,7 @@ from baton.api.generation.fields import Bias, RequestFields
 from baton.api.generation.structured import StructuredFields
 from baton.api.openai.chat import ChatRequest
 from baton.api.openai.completions import CompletionRequest
+from baton.api.openai.embeddings import EmbeddingRequest
 from baton.api.responses.conversations import ConversationRequest, ItemsRequest
 from baton.api.responses.request import ResponseRequest
 from baton.api.sessions.turns import TurnRequest
@@ -101,6 +102,7 @@ TYPES: dict[tuple[type[Struct], str], Any] = {
     (TurnRequest, "messages"): Messages,
     (TurnRequest, "input_ids"): TokenIds,
     (CompletionRequest, "prompt"): (str, TokenIds, list[str], list[TokenIds]),
+    (EmbeddingRequest, "input"): (str, TokenIds, list[str], list[TokenIds]),
     (ResponseRequest, "input"): str | Messages,
     (Create, "input"): str | Messages,
     (ConversationRequest, "items"): list[Message],

@@ -292,6 +292,10 @@ class Oracle:
         """Return the logits of a full forward, float32 [len(ids), vocab]."""
         return torch.tensor(self._ask("logits", path=str(path), ids=ids))
 
+    def hidden(self, path: Path, ids: list[int]) -> Tensor:
+        """Return the hidden states after the final norm, float32 [len(ids), hidden]."""
+        return torch.tensor(self._ask("hidden", path=str(path), ids=ids))
+
     def greedy(self, path: Path, ids: list[int], count: int) -> list[int]:
         """Return the `count` greedy tokens after ids, each from a full forward; generation does not stop at EOS."""
         tokens: list[int] = self._ask("greedy", path=str(path), ids=ids, count=count)

@@ -101,6 +101,12 @@ def main() -> None:
         with torch.no_grad():
             return models[path](torch.tensor([ids]), use_cache=False).logits[0]
 
+    def hidden(path: str, ids: list[int]) -> Any:
+        """Return the hidden states after the final norm, [len(ids), hidden]."""
+        logits(path, ids[:1])
+        with torch.no_grad():
+            return models[path].base_model(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+
     def tokenizer(path: str) -> Any:
         if path not in tokenizers:
             tokenizers[path] = transformers.PreTrainedTokenizerFast.from_pretrained(path)
@@ -114,6 +120,8 @@ def main() -> None:
                 answer: Any = None
             case "logits":
                 answer = logits(**request).tolist()
+            case "hidden":
+                answer = hidden(**request).tolist()
             case "greedy":
                 ids, answer = list(request["ids"]), []
                 for _ in range(request["count"]):

@@ -17,7 +17,7 @@ from baton.models.hash_definition import next_state
 from tests.simulation.checks_of_watch import WatchChecks
 from tests.simulation.checks_of_worth import check_worth
 from tests.simulation.client import Exchange, Letters
-from tests.simulation.hash_oracle import right_logprobs
+from tests.simulation.hash_oracle import right_logprobs, right_pooled
 from tests.simulation.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -307,6 +307,7 @@ def check_end(simulation: "Simulation") -> None:
             assert "injected" in str(exchange.cause), f"{exchange.request.id} failed because of {exchange.cause}"
         check_answer(exchange, scenario)
         check_logprobs(exchange)
+        check_pooled(exchange)
     counts, pages = unit.ledger.counts, unit.cache.pages
     assert counts[Place.FREE] + counts[Place.CACHED] == scenario.slots, counts
     assert pages.free + pages.cached == len(pages)
@@ -360,6 +361,14 @@ def check_logprobs(exchange: Exchange) -> None:
     assert found == right[: None if exchange.tokens else len(found)], (
         f"{request.id} has {found} of its prompt, not {right}"
     )
+
+
+def check_pooled(exchange: Exchange) -> None:
+    """Check that the result of pooling came once, with the first token."""
+    request = exchange.request
+    has_come = request.pooled is not None and bool(exchange.tokens)
+    right = [right_pooled(unpack(request.tokens), request.pooled)] if has_come and request.pooled is not None else []
+    assert exchange.pooled == right, f"{request.id} has pooled {exchange.pooled}, right is {right}"
 
 
 def expected_answer(exchange: Exchange) -> tuple[str, int, bool]:

@@ -37,6 +37,12 @@ from tests.simulation.toy_grammar import ToyGrammar, may_draw
 LONGEST_PROMPT = 42
 
 
+def span_of(shares: tuple[float, float], length: int) -> tuple[int, int]:
+    """Return the prompt's tokens to pool, at least one."""
+    begin = int(shares[0] * (length - 1))
+    return begin, max(int(shares[1] * length), begin + 1)
+
+
 class Letters:
     """A tokenizer that decodes token i to a single letter."""
 
@@ -59,6 +65,7 @@ class Exchange:
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    pooled: list[bytes] = field(default_factory=list)
     end: str | None = None  # how the request ended
     cause: str | int | None = None  # the stop reason, or the text of the error
     answers: int = 0
@@ -268,6 +275,7 @@ class Client:
             message_ends=ends,
             logprobs=0 if ask.logprobs else None,
             prompt_logprobs_from=begin,
+            pooled=span_of(ask.pooled, len(prompt)) if ask.pooled is not None else None,
             session=session,
             flow=self._scenario.flow_of(name),
             grammar=ask.grammar.to_text() if ask.grammar is not None else "",
@@ -283,6 +291,7 @@ class Client:
         exchange.text += output.text
         exchange.logprobs += output.logprobs
         exchange.prompt_logprobs += output.prompt_logprobs
+        exchange.pooled += [output.pooled] * bool(output.pooled)
         assert exchange.tokens == exchange.oracle[: len(exchange.tokens)], (
             f"{output.request} got {exchange.tokens}, right is {exchange.oracle}"
         )

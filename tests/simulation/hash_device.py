@@ -12,7 +12,7 @@ from baton.actors.forward.contained import ContainedDevice
 from baton.actors.forward.device import Work, WorkDraft
 from baton.actors.forward.launching import Pending
 from baton.actors.messages import Ran, Transferred
-from baton.actors.requests import Request, RowLogprobs, TokenLogprob
+from baton.actors.requests import Request, RowLogprobs, RowPooled, TokenLogprob
 from baton.actors.tokens import pack, unpack
 from baton.models.hash_definition import FOLD_PERIOD, MODULUS, next_state
 from tests.simulation.copy_stream import CopyStream, EnqueuedCopy
@@ -42,13 +42,21 @@ class Copy:
 class Row:
     """A row, as the device stores it."""
 
-    __slots__ = ("grant", "places", "request", "slot", "tokens")  # `tokens` are those fed, and the one to feed next
+    __slots__ = (
+        "grant",
+        "places",
+        "pooled",
+        "request",
+        "slot",
+        "tokens",
+    )  # `tokens` are those fed, and the one to feed next
 
     def __init__(self, grant: int, slot: int, request: Request) -> None:
         self.grant = grant
         self.slot = slot
         self.request = request
         self.tokens = unpack(request.tokens)
+        self.pooled = 0  # sum of the states that the request pools, so far
         self.places: list[int] = []  # index of each position's entry in the page pool
 
 
@@ -333,6 +341,7 @@ class HashDevice:
         for checkpoint in work.checkpoints:
             checkpoints.setdefault(id(self.rows[checkpoint.row]), {})[checkpoint.position] = checkpoint.slot
         prompt_logprobs: list[RowLogprobs] = []
+        pooled: list[RowPooled] = []
         for commit in work.commits:
             self._replay(commit.row, commit.replays, commit.position)
         for draft, at in _drafts(work):
@@ -343,6 +352,8 @@ class HashDevice:
             passed = self._consume(row, start, stop, checkpoints.pop(id(row), {}))
             if row.request.prompt_logprobs_from is not None:
                 prompt_logprobs += _prompt_logprobs(row, row.request.prompt_logprobs_from, start, passed)
+            if row.request.pooled is not None and not admitted_with_output(row.request):
+                pooled += _pooled(row, row.request.pooled, start, passed)
         if checkpoints:
             raise DeviceError(f"checkpoints of rows that are not in the step: {work}")
         masks = {self.rows[mask.row].grant: list(map(unpack_mask, (mask.words, *mask.ahead))) for mask in work.masks}
@@ -357,7 +368,7 @@ class HashDevice:
         if masks:
             raise DeviceError(f"masks of rows that draw nothing: {work}")
         predicted = self._predictions(work, {row.grant: stop for row, stop in _sampling(work, moved)})
-        return Ran(work.step, pack(tokens), logprobs, prompt_logprobs, predicted=predicted)
+        return Ran(work.step, pack(tokens), logprobs, prompt_logprobs, predicted=predicted, pooled=pooled)
 
     def _predictions(self, work: Work, sampling: dict[int, int]) -> dict[int, list[int]]:
         """Predict tokens for rows that have just drawn. sampling: each row's first draw, by grant.
@@ -482,3 +493,20 @@ def _prompt_logprobs(row: Row, begin: int, start: int, passed: list[int]) -> Ite
     if first < last:
         items = [TokenLogprob(row.tokens[at], float(passed[at - 1 - start]), []) for at in range(first, last)]
         yield RowLogprobs(row.grant, first, items)
+
+
+def admitted_with_output(request: Request) -> bool:
+    """Return whether what is reported of the prompt has been reported."""
+    return len(unpack(request.tokens)) > request.prompt_len
+
+
+def _pooled(row: Row, span: tuple[int, int], start: int, passed: list[int]) -> Iterator[RowPooled]:
+    """Add the states that the request pools, of those after the tokens fed from `start` on; yield a complete sum.
+
+    The mean of hidden states is represented by the sum of the hash model's states.
+    """
+    begin, end = span
+    first, stop = max(begin, start), min(end, start + len(passed))
+    row.pooled += sum(passed[at - start] for at in range(first, stop))
+    if first < stop == end:
+        yield RowPooled(row.grant, str(row.pooled).encode())

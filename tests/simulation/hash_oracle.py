@@ -43,3 +43,12 @@ def right_logprobs(tokens: Sequence[int], begin: int) -> list[TokenLogprob]:
             logprobs.append(TokenLogprob(token, float(state) if position else None, []))
         state = next_state(state, token, position)
     return logprobs
+
+
+def right_pooled(tokens: Sequence[int], span: tuple[int, int]) -> bytes:
+    """Return what the device reports for the pooling of tokens[begin:end]: the sum of the states after them."""
+    total, state = 0, 0
+    for position, token in enumerate(tokens):
+        state = next_state(state, token, position)
+        total += state if span[0] <= position < span[1] else 0
+    return str(total).encode()

@@ -11,6 +11,7 @@ from tests.simulation import (
     mutations_of_grammars,
     mutations_of_hints,
     mutations_of_pauses,
+    mutations_of_pooling,
     mutations_of_requests,
     mutations_of_sessions,
     mutations_of_state,
@@ -34,6 +35,7 @@ MUTATIONS: dict[str, Callable[[Patch], None]] = {
         mutations_of_grammars,
         mutations_of_hints,
         mutations_of_drafts,
+        mutations_of_pooling,
     )
     for name, value in vars(module).items()
     if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
@@ -53,8 +55,8 @@ def planted(name: str) -> Iterator[None]:
 def scenario_for(name: str, seed: int) -> Scenario:
     """Draw the seed's scenario for a bug.
 
-    Pauses, flows, a copy stream, grammars, hints and drafts are left out unless the bug concerns them: the seeds of
-    other bugs were found before these features existed.
+    Pauses, flows, a copy stream, grammars, hints, drafts and pooling are left out unless the bug concerns them: the
+    seeds of other bugs were found before these features existed.
     """
     module = MUTATIONS[name].__module__
     of_copies = module == mutations_of_copies.__name__
@@ -67,6 +69,7 @@ def scenario_for(name: str, seed: int) -> Scenario:
         may_hint=module == mutations_of_hints.__name__,
         may_draft=module == mutations_of_drafts.__name__,
         may_predict=False,
+        may_pool=module == mutations_of_pooling.__name__,
     )
     return replace(scenario, copy_time=12.0) if of_copies and scenario.copy_time is None else scenario
 

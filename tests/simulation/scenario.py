@@ -17,7 +17,7 @@ from baton.actors.scheduler.strategy import Strategy
 from tests.simulation.hash_oracle import VOCABULARY
 from tests.simulation.talks import Talk, draw_talks, draw_tiers
 from tests.simulation.toy_grammar import ToyGrammar
-from tests.simulation.wishes import with_drafts, with_grammars, with_hints, with_predictions
+from tests.simulation.wishes import with_drafts, with_grammars, with_hints, with_pooling, with_predictions
 
 UNIT: tuple[Address, ...] = ("cache", "scheduler", "forward", "results")
 Call: TypeAlias = Literal["clear", "copy", "copy_page", "fill", "open_row", "extend_row", "export"]
@@ -55,6 +55,7 @@ class Ask:
     leave: Leave | None = None
     logprobs: bool = False
     prompt_logprobs_from: float | None = None  # first position, as a share
+    pooled: tuple[float, float] | None = None  # where pooling begins and ends, as shares
     grammar: ToyGrammar | None = None
     min_tokens: int = 0
     checkpoints: tuple[float, ...] = ()  # positions of checkpoints that the client requests, as shares
@@ -218,6 +219,7 @@ def draw(
     may_hint: bool = True,
     may_draft: bool = True,
     may_predict: bool = True,
+    may_pool: bool = True,
 ) -> Scenario:
     """Draw a seed's scenario.
 
@@ -233,6 +235,7 @@ def draw(
     may_hint: clients may give hints about states
     may_draft: rows may feed drafts
     may_predict: with drafts, the device may predict tokens
+    may_pool: requests may pool hidden states
     """
     rng = random.Random(seed)
     page_size = rng.choice([1, 2, 3, 4, 7])
@@ -292,6 +295,7 @@ def draw(
     scenario = with_hints(random.Random(f"hints of {seed}"), scenario) if may_hint else scenario
     scenario = with_drafts(random.Random(f"drafts of {seed}"), scenario) if may_draft else scenario
     may_predict = may_predict and scenario.limits.drafts > 0
+    scenario = with_pooling(random.Random(f"pooling of {seed}"), scenario) if may_pool else scenario
     return with_predictions(random.Random(f"predictions of {seed}"), scenario) if may_predict else scenario
 
 

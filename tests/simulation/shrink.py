@@ -140,6 +140,7 @@ def simpler_asks(ask: Ask) -> Iterator[Ask]:
         "leave": None,
         "logprobs": False,
         "prompt_logprobs_from": None,
+        "pooled": None,
         "grammar": None,
         "min_tokens": 0,
     }

@@ -157,11 +157,16 @@ FOUND_BY = {
     "ring_of_the_row_before": 0,
     "mask_of_another_draft": 28,
     "drafts_of_another_row": 28,
+    "pooled_tokens_taken_from_the_cache": 29,
+    "pooled_again_after_a_restart": 6,
+    "pooled_result_dropped_before_the_first_token": 3,
 }
 # The common prefix of the prompts in the scenarios of rare bugs.
 START = (8, 36, 54, 51, 48, 4, 16, 7, 31, 48, 28)
 # Features that did not exist when these seeds were found.
-OLDER = dict.fromkeys(("may_pause", "bad_calls", "has_flows", "copies_aside", "has_grammars", "may_hint"), False)
+OLDER = dict.fromkeys(
+    ("may_pause", "bad_calls", "has_flows", "copies_aside", "has_grammars", "may_hint", "may_pool"), False
+)
 FAILED_TURN = draw(7969, may_be_narrow=False, **OLDER)
 # Scenarios written for bugs that only about one seed in 3,000 finds.
 RARE = {

@@ -1,4 +1,4 @@
-"""Optional features of a scenario's requests: grammars for their outputs, hints about their states, and drafts."""
+"""Optional features of a scenario's requests: grammars for their outputs, hints about their states, pooling, drafts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.toy_grammar import ToyGrammar
 if TYPE_CHECKING:
     from tests.simulation.scenario import Ask, Scenario
 
-WITH_GRAMMARS = 0.3
+WITH_GRAMMARS = WITH_POOLING = 0.3
 
 
 def with_grammars(rng: random.Random, scenario: Scenario) -> Scenario:
@@ -54,6 +54,18 @@ def _hinting(rng: random.Random, ask: Ask) -> Ask:
     checkpoints = tuple(rng.random() for _ in range(rng.choice([0, 1, 1, 2, 4])))
     keeps: list[Keep] = ["", "soon", "never"]
     return replace(ask, checkpoints=checkpoints, keep=rng.choice(keeps)) if rng.random() < 0.5 else ask
+
+
+def with_pooling(rng: random.Random, scenario: Scenario) -> Scenario:
+    """Let about half of the requests pool hidden states of their prompt, in three of ten scenarios."""
+    if rng.random() >= WITH_POOLING:
+        return scenario
+    return replace(scenario, asks=tuple(_pooling(rng, ask) for ask in scenario.asks))
+
+
+def _pooling(rng: random.Random, ask: Ask) -> Ask:
+    begin, end = sorted((rng.choice([0.0, rng.random(), 1.0]), rng.choice([0.0, rng.random(), 1.0, 1.0])))
+    return replace(ask, pooled=(begin, end)) if rng.random() < 0.5 else ask
 
 
 def with_drafts(rng: random.Random, scenario: Scenario) -> Scenario:

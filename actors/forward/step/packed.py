@@ -17,6 +17,7 @@ from baton.actors.forward.step.drawing import (
     pack_masks,
 )
 from baton.actors.forward.step.packing import Inbox
+from baton.actors.forward.step.pooling import PooledChunk, pooled_chunks
 from baton.actors.forward.step.predicting import PackedPredictions, pack_predictions
 from baton.actors.forward.step.reporting import (
     DrawReports,
@@ -46,6 +47,7 @@ class PackedStep:
     adjustments: Adjustments
     reports: DrawReports
     prompts: list[PromptReport]
+    pooled: list[PooledChunk]
     first: list[RowLogprobs]  # reports of first tokens of prompts, which have no log probability
     page_update: PageUpdate | None  # None if the device's page table is up to date
     verification: PackedVerification | None  # None without drafts
@@ -77,6 +79,7 @@ def pack_step(
         Adjustments(masks=masks) if are_plain else pack_adjustments(inbox, draws, table, masks),
         NO_REPORTS if are_plain else pack_reports(inbox, draws, table),
         pack_prompts(inbox, work, table),
+        pooled_chunks(work, table),
         first_tokens(work, table),
         table.pack(inbox),
         pack_verification(inbox, work),

@@ -10,7 +10,7 @@ from baton.actors.forward.step.packed import PackedStep
 from baton.actors.forward.step.reporting import CopiedLogprobs
 from baton.actors.forward.streams import Event
 from baton.actors.messages import Ran
-from baton.actors.requests import RowLogprobs
+from baton.actors.requests import RowLogprobs, RowPooled
 from baton.actors.tokens import pack
 
 
@@ -26,6 +26,7 @@ class LaunchedWork:
     reports: CopiedLogprobs | None  # the log probabilities of the draws that report
     prompts: list[CopiedLogprobs]  # one for each of step.prompts
     predicted: Tensor | None  # the result of step.predictions.predict
+    pooled: list[Tensor | None]  # the results of PooledChunk.enqueue, one for each of step.pooled
 
     def passed(self) -> bool:
         return self.ended.passed()
@@ -34,6 +35,7 @@ class LaunchedWork:
         self.ended.wait()
         step, drawn = self.step, self.drawn.tolist()
         of_prompts = zip(step.prompts, self.prompts, strict=True)
+        of_pooled = zip(step.pooled, self.pooled, strict=True)
         of_draws = zip(step.reports.of, self.reports.items() if self.reports else [], strict=True)
         ran = Ran(
             step.work.step,
@@ -45,5 +47,6 @@ class LaunchedWork:
             predicted=step.predictions.by_row(self.predicted.tolist())
             if step.predictions and self.predicted is not None
             else {},
+            pooled=[RowPooled(c.row.grant, mean.numpy().tobytes()) for c, mean in of_pooled if mean is not None],
         )
         return Done(ran, self.ended.seconds_since(self.began))

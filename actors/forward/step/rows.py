@@ -23,6 +23,7 @@ class DeviceRow:
     tokens: NDArray[np.int32]  # the tokens that the request was admitted with
     page_count: int  # pages in the row's page table
     counts_index: int | None  # the row's index in TokenCounts; None without penalties
+    pooled: Tensor | None = None  # float64 [hidden]: the sum so far of the hidden states that the request pools
 
     @property
     def is_plain(self) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import struct
 import subprocess
 import sys
 from typing import Any
@@ -355,6 +356,27 @@ def test_a_long_prompt_s_logits_are_computed_a_few_rows_at_a_time(monkeypatch: p
     assert [item.token for item in items] == tokens and all(item.top == [] for item in items)
     for index in (LOGITS_ROWS, LOGITS_ROWS + 1, len(tokens) - 1):
         check_item(items[index], tokens[index - 1], tokens[index], 0)
+
+
+@pytest.mark.parametrize("pooled", [(0, 7), (0, 1), (6, 7), (2, 5), (0, 3), (3, 7)])
+def test_the_mean_of_hidden_states_comes_with_the_last_of_them(pooled: tuple[int, int]) -> None:
+    tokens, bench = [1, 2, 3, 4, 5, 6, 7], Bench()
+    begin, end = pooled
+    bench.open(0, [7, 7], pooled=(1, 2))
+    bench.open(1, tokens, pooled=pooled)
+    bench.open(2, tokens, pooled=pooled)
+    first = bench.run([prompt(0, 2), WorkChunk(1, 0, 3, False)]).pooled
+    later = bench.run([WorkChunk(1, 3, 7, True), prompt(2, 7)]).pooled
+    assert [row.grant for row in first] == [10] + [11] * (end <= 3)
+    assert [row.grant for row in later] == [11] * (end > 3) + [12]
+    mean = struct.pack("<f", sum(tokens[begin:end]) / (end - begin))
+    assert [row.values for row in first + later] == [struct.pack("<f", 7), mean, mean]
+
+
+def test_a_row_that_was_admitted_with_output_pools_nothing() -> None:
+    bench = Bench()
+    bench.open(0, [1, 2, 3], prompt_len=2, pooled=(0, 2))
+    assert not bench.run([prompt(0, 3)]).pooled
 
 
 # Failures
