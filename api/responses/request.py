@@ -13,7 +13,7 @@ from baton.api.openai.fields import IGNORED as IGNORED_EVERYWHERE
 from baton.api.parsing import Unsupported, convert
 
 LOGPROBS = "message.output_text.logprobs"
-OF_REASONING = frozenset({"effort", "summary", "generate_summary", "context"})
+OF_REASONING = frozenset({"effort", "summary", "generate_summary", "context", "max_tokens"})
 IGNORED = (IGNORED_EVERYWHERE - {"metadata", "parallel_tool_calls"}) | {
     "max_tool_calls",
     "stream_options",
@@ -33,6 +33,12 @@ class TextOptions(Struct, forbid_unknown_fields=True):
 
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None  # accepted, without effect
+
+
+class ReasoningLimitField(Struct):
+    """The part of the field `reasoning` that limits its tokens."""
+
+    max_tokens: Count | None = None
 
 
 class Conversation(Struct, forbid_unknown_fields=True):
@@ -61,12 +67,25 @@ class ResponseRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     reasoning: dict[str, Any] = field(default_factory=dict)
+    thinking_token_budget: Count | None = None  # the same as OpenRouter's reasoning.max_tokens
     truncation: Literal["auto", "disabled"] = "disabled"
 
     @property
     def effort(self) -> str | None:
         effort = self.reasoning.get("effort")
         return effort if effort is None else read_string(effort, "reasoning.effort")
+
+    @property
+    def budget(self) -> tuple[int | None, str]:
+        """The most tokens of reasoning, and the name of the field that says so. Raises ApiError 400."""
+        limit = {name: value for name, value in self.reasoning.items() if name == "max_tokens"}
+        own = convert(limit, ReasoningLimitField, at="reasoning").max_tokens
+        if own is None:
+            return self.thinking_token_budget, "thinking_token_budget"
+        if self.thinking_token_budget is not None:
+            message = "give only one of reasoning.max_tokens and thinking_token_budget"
+            raise errors.bad_request(message, "thinking_token_budget", "mutually_exclusive_parameters")
+        return own, "reasoning.max_tokens"
 
     @property
     def logprobs(self) -> bool:

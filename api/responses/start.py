@@ -20,7 +20,7 @@ from baton.api.generation.chat_prompt import Render, effort_variables, render
 from baton.api.generation.outputs import Generation
 from baton.api.generation.request_builder import build_request
 from baton.api.generation.served_model import ServedModel, Text
-from baton.api.generation.tool_choice import read_tool_use
+from baton.api.generation.tool_choice import read_budget, read_tool_use
 from baton.api.openai.chat_answers import choice_logprobs
 from baton.api.parsing import RESUME
 from baton.api.responses.context import chain_messages, find_previous, open_turn
@@ -113,6 +113,7 @@ async def read_chat(model: ServedModel, body: ResponseRequest, find: Find) -> Ch
         "answer" if body.generate else "closed",
         effort_variables(model, body.effort, "reasoning.effort") | body.chat_template_kwargs,
         tools,
+        budget=read_budget(model, *body.budget),
     )
 
 

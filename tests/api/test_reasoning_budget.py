@@ -112,6 +112,36 @@ def test_budget_tokens_of_messages(server: ServerProcess) -> None:
     assert answer.usage.output_tokens_details.thinking_tokens == 4
 
 
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({"reasoning": {"max_tokens": 3}}, 3),
+        ({"reasoning": {"max_tokens": 0}}, 0),
+        ({"thinking_token_budget": 2, "reasoning": {"max_tokens": None}}, 2),
+        ({}, DEFAULT),
+    ],
+)
+def test_a_response(client: openai.OpenAI, fields: dict[str, Any], most: int) -> None:
+    body: dict[str, Any] = {"ignore_eos": True, **fields}
+    answer = client.responses.create(model="m", input=MESSAGES, temperature=0, max_output_tokens=40, extra_body=body)
+    assert answer.usage is not None and answer.output_text
+    assert answer.usage.output_tokens_details.reasoning_tokens == (most + 1 if most else 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning": {"max_tokens": -1}}, "reasoning.max_tokens"),
+        ({"reasoning": {"max_tokens": "3"}}, "reasoning.max_tokens"),
+        ({"reasoning": {"max_tokens": 3}, "thinking_token_budget": 3}, "thinking_token_budget"),
+        ({"thinking_token_budget": -1}, "thinking_token_budget"),
+    ],
+)
+def test_a_response_s_budget_that_is_refused(server: ServerProcess, fields: dict[str, Any], param: str) -> None:
+    status, answer = server.post("/v1/responses", {"input": MESSAGES, **fields})
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
 def test_a_turn_of_a_session(server: ServerProcess) -> None:
     status, session = server.post("/v1/sessions", {})
     assert status == 200
