@@ -82,6 +82,9 @@ class Config(Struct, frozen=True, kw_only=True):
     reasoning_budget: Annotated[
         AtLeastZero | None, MODEL, Meta(description="maximum tokens of reasoning [no limit]")
     ] = None
+    preserve_reasoning: Annotated[
+        bool, MODEL, Meta(description="show the model its reasoning of earlier turns, where the template can")
+    ] = False
     pooling: Annotated[
         PoolingOption,
         MODEL,
@@ -185,9 +188,7 @@ class Config(Struct, frozen=True, kw_only=True):
             "model's head for multi-token prediction (mtp), or from both (auto)"
         ),
     ] = "auto"
-    tf32: Annotated[bool, SPEED, Meta(description="use TF32 tensor cores for float32 matmuls: faster, less exact")] = (
-        False
-    )
+    tf32: Annotated[bool, SPEED, Meta(description="use TF32 tensor cores for float32 products: less exact")] = False
 
     session_dir: Annotated[
         str | None, SESSIONS, Meta(description="folder in which sessions survive a restart [none: kept in memory]")
@@ -229,9 +230,7 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(description="maximum bytes in flight (bodies, messages, unread answers); the largest holder is cut off"),
     ] = 2**28
     max_connections: Annotated[
-        AtLeastOne,
-        NETWORK,
-        Meta(description="maximum connections; a new one replaces an idle one, or gets 503"),
+        AtLeastOne, NETWORK, Meta(description="maximum connections; a new one replaces an idle one, or gets 503")
     ] = 4096
     header_timeout: Annotated[
         float, NETWORK, Meta(gt=0, le=1e7, description="seconds within which a request's headers must arrive")

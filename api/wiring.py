@@ -67,6 +67,7 @@ STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BITS = {"none": None, "int8": 8, "int4": 4}
 EXAMPLE_MODEL = "no MODEL was named, so this is the bundled example model"
 AS_IN_FILE = "as in the file"  # name of the quantization of weights whose integers are those of the file
+FORGETS = "--preserve-reasoning has no effect: the chat template leaves out the reasoning of earlier turns"
 DEFAULT_MAX_MODEL_LEN = 131_072  # default of --max-model-len, unless the model's own limit is lower
 
 
@@ -117,9 +118,8 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
     }
     grammars = grammar_compiler(text, model.vocab_size)
     budget = config.reasoning_budget
-    served = ServedModel(
-        text, model.vocab_size, max_model_len, info, formats, grammars, sizes.max_running, budget, *embedding, name
-    )
+    limits = sizes.max_running, budget, config.preserve_reasoning
+    served = ServedModel(text, model.vocab_size, max_model_len, info, formats, grammars, *limits, *embedding, name)
     if budget is not None and limit_of(served, budget) is None:
         raise StartError("--reasoning-budget: the model does not reason between two tokens that mark it")
     peering = None
@@ -133,6 +133,7 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         [
             f"weights of {weight_bytes(model) / 2**20:.1f} MiB (quantize: {name_quantization(config, model)})",
             *headless,
+            *[FORGETS] * (config.preserve_reasoning and text.kept_reasoning is None),
             *notes(config, sizes, batch),
         ],
         lambda gateway: build_relay(

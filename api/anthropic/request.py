@@ -61,6 +61,7 @@ class MessagesRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
     cache_control: dict[str, Any] | None = None  # same effect as a cache_control in the last block
     cache_salt: Salt = ""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    preserve_reasoning: bool | None = None  # show the reasoning of earlier turns; None: as --preserve-reasoning says
 
     @property
     def stop_strings(self) -> list[str]:

@@ -14,7 +14,7 @@ from baton.api.anthropic.request import IGNORED, UNSUPPORTED, MessagesRequest, r
 from baton.api.exchange import REQUEST_ID, answer_json, read_body, salt_of, submit
 from baton.api.generation.answers import collect
 from baton.api.generation.chat_plan import ChatInput, ChatPlan, plan_chat, render_input
-from baton.api.generation.chat_prompt import Ending
+from baton.api.generation.chat_prompt import Ending, preserving
 from baton.api.generation.fields import request_params
 from baton.api.generation.request_builder import build_request
 from baton.api.generation.served_model import ServedModel
@@ -78,7 +78,7 @@ async def read_chat(model: ServedModel, body: MessagesRequest) -> ChatInput:
         at = f"messages[{len(body.messages) - 1}]"
         message = f"{at}: each tool_use block must be followed by its tool_result in the next message"
         raise errors.bad_request(message, at, "invalid_value")
-    variables = thinking_variables(model, body) | body.chat_template_kwargs
+    variables = thinking_variables(model, body) | preserving(body.preserve_reasoning) | body.chat_template_kwargs
     ending: Ending = "message" if last["role"] == "assistant" else "answer"
     budget = body.thinking.budget_tokens if body.thinking is not None and body.thinking.type == "enabled" else None
     return ChatInput(chat.messages, ending, variables, tools, wanted_in(body), budget, chat.beginnings)

@@ -1,6 +1,6 @@
 """Rendering of a chat's messages to a prompt, with the model's chat template."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -13,12 +13,13 @@ from baton.api.generation.request_builder import Prompt, check_length
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.tools import Tool
 from baton.models.text.formats.content import Chat
-from baton.models.text.template import Beginning
+from baton.models.text.template import Beginning, in_content
 
 # Template variables that the server sets; clients must not set them.
 RESERVED = frozenset(
     {"self", "messages", "beginnings", "add_generation_prompt", "continue_final_message", "salt", "tools", "documents"}
 )
+PRESERVE = "preserve_reasoning"  # the field that keeps the reasoning of earlier turns; also in chat_template_kwargs
 MAX_TEMPLATE_KWARGS = 64
 TEMPLATE_LIMIT_S = 10.0
 MAX_ESCAPE = 6  # maximum characters of JSON for one character of text
@@ -66,6 +67,32 @@ def effort_variables(model: ServedModel, effort: str | None, at: str) -> dict[st
     return {}
 
 
+def preserving(preserve: bool | None) -> dict[str, bool]:
+    """Return the field preserve_reasoning as `render` reads it. None: as --preserve-reasoning says."""
+    return {} if preserve is None else {PRESERVE: preserve}
+
+
+def with_reasoning(
+    model: ServedModel, template_kwargs: Mapping[str, Any]
+) -> tuple[Callable[[Chat], Chat], dict[str, Any]]:
+    """Return what shows the reasoning of earlier turns: a change of the messages, and the template's variables.
+
+    Raises ApiError 400 if the request asks for it and the template has no way to show it.
+    """
+    variables, kept, format = dict(template_kwargs), model.text.kept_reasoning, model.formats.reasoning
+    asked = variables.pop(PRESERVE, None)
+    if asked and kept is None:
+        raise errors.unsupported(
+            PRESERVE, "is not possible: the chat template leaves out the reasoning of earlier turns"
+        )
+    if kept is None or not (model.preserves_reasoning if asked is None else asked):
+        return list, variables
+    variables = {**kept.variables, **variables}
+    if not kept.in_content or format is None:
+        return list, variables
+    return lambda chat: [in_content(message, format.begin, format.end) for message in chat], variables
+
+
 class Render(Protocol):
     """The signature of `render` and of functions that replace it, such as `render_what_fits`."""
 
@@ -97,6 +124,7 @@ async def render(
     beginnings: prefixes of the chat; the client asks for a checkpoint at the end of each.
     salt: the cache salt; the tokens of rendered text are remembered, and reused only under the same salt.
     """
+    change, template_kwargs = with_reasoning(model, template_kwargs)
     if not model.text.has_chat_template:
         message = "the model has no chat template: use /v1/completions"
         raise errors.bad_request(message, "messages", "no_chat_template")
@@ -111,8 +139,8 @@ async def render(
     shown = {"tools": [tool.shown() for tool in tools]} if tools else {}
 
     def work() -> Prompt:
-        chat = with_own_ids(model, messages)
-        parts = [replace(each, messages=with_own_ids(model, each.messages)) for each in beginnings]
+        chat = with_own_ids(model, change(messages))
+        parts = [replace(each, messages=with_own_ids(model, change(each.messages))) for each in beginnings]
         ids, ends, marks = model.text.encode_marked_chat(
             chat, parts, ending == "answer", ending == "message", salt, **shown, **template_kwargs
         )

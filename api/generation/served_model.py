@@ -8,7 +8,7 @@ from baton.api.generation.structured import GrammarCompiler, no_grammars
 from baton.models.loading.pooling import NO_EMBEDDINGS, EmbeddingRecipe
 from baton.models.text.detokenizer import Detokenizer
 from baton.models.text.formats.picking import OutputFormats
-from baton.models.text.template import Beginning
+from baton.models.text.template import Beginning, KeptReasoning
 
 
 class Text(Protocol):
@@ -45,6 +45,11 @@ class Text(Protocol):
     @property
     def template_variables(self) -> frozenset[str]:
         """All variables that the chat templates read."""
+        ...
+
+    @property
+    def kept_reasoning(self) -> KeptReasoning | None:
+        """How the chat template shows the reasoning of earlier turns; None if it cannot."""
         ...
 
     @property
@@ -99,6 +104,7 @@ class ServedModel:
     grammars: GrammarCompiler = field(default_factory=no_grammars)
     max_running: int = 16  # maximum requests that run at once
     reasoning_budget: int | None = None  # the most tokens of reasoning, unless a request states its own
+    preserves_reasoning: bool = False  # chats show the reasoning of earlier turns, unless a request says otherwise
     embedding: EmbeddingRecipe = NO_EMBEDDINGS
     hidden_size: int = 0  # numbers of a hidden state, and so of an embedding
     weights: str = ""  # fingerprint of the weights and of the layout of states; empty: unknown

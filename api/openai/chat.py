@@ -12,7 +12,7 @@ from baton.api import errors
 from baton.api.exchange import answer_json, new_id, read_body, salt_of, submit
 from baton.api.generation.answers import collect, logprobs_size, usage
 from baton.api.generation.chat_plan import ChatInput, ChatPlan, plan_chat
-from baton.api.generation.chat_prompt import effort_variables, read_ending
+from baton.api.generation.chat_prompt import effort_variables, preserving, read_ending
 from baton.api.generation.fields import Choices, Count, Salt, TopLogprobs, request_params, seed_of
 from baton.api.generation.messages import read_messages
 from baton.api.generation.offload import off_loop
@@ -74,6 +74,7 @@ class ChatRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    preserve_reasoning: bool | None = None  # show the reasoning of earlier turns; None: as --preserve-reasoning says
     tools: list[Any] = field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
@@ -122,7 +123,9 @@ async def read_chat(model: ServedModel, body: ChatRequest) -> ChatInput:
     return ChatInput(
         await read_messages(model, body.messages),
         read_ending(body.add_generation_prompt, body.continue_final_message),
-        effort_variables(model, body.reasoning_effort, "reasoning_effort") | body.chat_template_kwargs,
+        effort_variables(model, body.reasoning_effort, "reasoning_effort")
+        | preserving(body.preserve_reasoning)
+        | body.chat_template_kwargs,
         tools,
         wanted_in(body),
         read_budget(model, body.thinking_token_budget, "thinking_token_budget"),

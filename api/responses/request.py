@@ -63,6 +63,7 @@ class ResponseRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
     metadata: dict[str, str] = field(default_factory=dict)
     cache_salt: Salt = ""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    preserve_reasoning: bool | None = None  # show the reasoning of earlier turns; None: as --preserve-reasoning says
     tools: list[Any] = field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True

@@ -16,7 +16,7 @@ from baton.actors.requests import Output, Request
 from baton.api import errors
 from baton.api.exchange import REQUEST_ID, request_context, salt_of
 from baton.api.generation.chat_plan import ChatInput, plan_output, render_input
-from baton.api.generation.chat_prompt import Render, effort_variables, render
+from baton.api.generation.chat_prompt import Render, effort_variables, preserving, render
 from baton.api.generation.outputs import Generation
 from baton.api.generation.request_builder import build_request
 from baton.api.generation.served_model import ServedModel, Text
@@ -111,7 +111,9 @@ async def read_chat(model: ServedModel, body: ResponseRequest, find: Find) -> Ch
     return ChatInput(
         await read_input(model, body.input, find) if body.input else [],
         "answer" if body.generate else "closed",
-        effort_variables(model, body.effort, "reasoning.effort") | body.chat_template_kwargs,
+        effort_variables(model, body.effort, "reasoning.effort")
+        | preserving(body.preserve_reasoning)
+        | body.chat_template_kwargs,
         tools,
         budget=read_budget(model, *body.budget),
     )

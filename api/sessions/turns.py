@@ -12,7 +12,7 @@ from baton.api import errors
 from baton.api.errors import ApiError
 from baton.api.exchange import answer_json, answer_with_error, new_id, submit
 from baton.api.generation.answers import Answer, Usage, collect, drop_output, usage
-from baton.api.generation.chat_prompt import Ending, Render, effort_variables, render
+from baton.api.generation.chat_prompt import Ending, Render, effort_variables, preserving, render
 from baton.api.generation.fields import Count, SamplingParams, request_params
 from baton.api.generation.messages import read_messages
 from baton.api.generation.outputs import Generation
@@ -44,6 +44,7 @@ class TurnRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
     after: Count | None = None  # number of the last turn that the client knows; 409 if the last turn is another
     max_tokens: Count | None = None  # with 0 the model reads the input and generates nothing
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    preserve_reasoning: bool | None = None  # show the reasoning of earlier turns; None: as --preserve-reasoning says
     tools: list[Any] = field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
@@ -134,7 +135,9 @@ async def read_input(model: ServedModel, body: TurnRequest, turn: OpenTurn, use:
     if body.messages is not None:
         messages = await read_messages(model, body.messages)
         effort = effort_variables(model, body.reasoning_effort, "reasoning_effort")
-        return await extend_chat(model, turn, messages, effort | body.chat_template_kwargs, use)
+        return await extend_chat(
+            model, turn, messages, effort | preserving(body.preserve_reasoning) | body.chat_template_kwargs, use
+        )
     if use.tools:
         raise errors.bad_request("tools require messages", "tools", "invalid_value")
     new = Prompt(body.input_ids or [])

@@ -19,6 +19,16 @@ END_OF_FINAL_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "
 # Texts of probe chats, which are rendered to find out how a template behaves.
 PARTS = ("the first part", "the second part")
 LATER = "said later"
+# Variables by which templates keep the reasoning of earlier turns, with the value that keeps it.
+KEEPING = {
+    "preserve_thinking": True,
+    "preserve_reasoning": True,
+    "keep_past_thinking": True,
+    "clear_thinking": False,
+    "drop_thinking": False,
+    "truncate_history_thinking": False,
+}
+THOUGHT = "A thought."  # of a probe chat
 # Fields in which a message may have its reasoning, in order of precedence.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -44,6 +54,14 @@ class GenerationTag(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+@dataclass(frozen=True)
+class KeptReasoning:
+    """How a chat is given to a template so that the reasoning of earlier turns is shown."""
+
+    variables: Mapping[str, bool]
+    in_content: bool  # the template reads no field with reasoning: put it into the content, between its markers
 
 
 class ChatTemplate:
@@ -111,6 +129,22 @@ class ChatTemplate:
         return shown.count(LATER) == 2
 
     @cached_property
+    def kept_reasoning(self) -> KeptReasoning | None:
+        """How the default template shows the reasoning of earlier turns; None if it cannot. Found with a probe chat."""
+        variables = {name: value for name, value in KEEPING.items() if name in self.variables}
+        question, answer = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello"}
+        apart = {**answer, "reasoning_content": THOUGHT}
+        for message in (apart, in_content(apart, "<think>", "</think>")):
+            chat = [question, message, question]
+            try:
+                shown = self._rendered(self._templates["default"], chat, add_generation_prompt=True, **variables)
+            except TemplateError:
+                continue
+            if THOUGHT in shown:
+                return KeptReasoning(variables, message is not apart)
+        return None
+
+    @cached_property
     def between_parts(self) -> str:
         """The white space that the template puts between two parts of a message's text; "" if it takes only strings."""
         content = [{"type": "text", "text": part} for part in PARTS]
@@ -175,6 +209,15 @@ def for_templates(message: Mapping[str, Any]) -> dict[str, Any]:
     fields = {name: value for name, value in message.items() if value is not None}
     reasoning = next((fields[name] for name in REASONING if name in fields), None)
     return fields if reasoning is None else {"thinking": reasoning, **fields, "reasoning_content": reasoning}
+
+
+def in_content(message: Mapping[str, Any], begin: str, end: str) -> Mapping[str, Any]:
+    """Return a message whose content has its reasoning too, between two markers, as most models write it."""
+    reasoning, content = message.get("reasoning_content"), message.get("content")
+    if not reasoning or not isinstance(content, str):
+        return message
+    fields = {name: value for name, value in message.items() if name not in REASONING}
+    return {**fields, "content": f"{begin}\n{reasoning}\n{end}\n\n{content}"}
 
 
 def mark_end(content: str | Sequence[Mapping[str, Any]] | None) -> tuple[str, str | list[Mapping[str, Any]]]:

@@ -15,7 +15,7 @@ from baton.models.text import tiktoken
 from baton.models.text.detokenizer import Detokenizer
 from baton.models.text.encoder import Encoded, PieceEncoder
 from baton.models.text.grammars.compiling import Grammars
-from baton.models.text.template import Beginning, ChatTemplate, TemplateError
+from baton.models.text.template import Beginning, ChatTemplate, KeptReasoning, TemplateError
 from baton.models.text.vocabulary import end_ids, read_vocabulary, sampling_of, settings_of
 
 __all__ = ["ModelText", "TemplateError", "load_template", "load_text"]
@@ -75,6 +75,11 @@ class ModelText:
     def templates(self) -> Mapping[str, str]:
         """The sources of the chat templates by name."""
         return self._template.sources if self._template is not None else {}
+
+    @property
+    def kept_reasoning(self) -> KeptReasoning | None:
+        """How the chat template shows the reasoning of earlier turns; None if it cannot."""
+        return self._template.kept_reasoning if self._template is not None else None
 
     @property
     def template_variables(self) -> frozenset[str]:

@@ -83,6 +83,7 @@ class FakeText:
     template_variables = frozenset({"messages", "tools", "enable_thinking", "begun"})
     eos_ids = (EOS,)
     max_token_bytes: int | None = None
+    kept_reasoning = None
     between_parts = ""
 
     def __init__(self) -> None:
