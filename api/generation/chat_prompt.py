@@ -79,16 +79,15 @@ def with_reasoning(
 
     Raises ApiError 400 if the request asks for it and the template has no way to show it.
     """
-    variables, kept, format = dict(template_kwargs), model.text.kept_reasoning, model.formats.reasoning
-    asked = variables.pop(PRESERVE, None)
-    if asked and kept is None:
-        raise errors.unsupported(
-            PRESERVE, "is not possible: the chat template leaves out the reasoning of earlier turns"
-        )
-    if kept is None or not (model.preserves_reasoning if asked is None else asked):
+    variables, history, format = dict(template_kwargs), model.text.kept_reasoning, model.formats.reasoning
+    preserve = variables.pop(PRESERVE, None)
+    if preserve and history is None:
+        why = "is not possible: the chat template leaves out the reasoning of earlier turns"
+        raise errors.unsupported(PRESERVE, why)
+    if history is None or not (model.preserves_reasoning if preserve is None else preserve):
         return list, variables
-    variables = {**kept.variables, **variables}
-    if not kept.in_content or format is None:
+    variables = {**history.variables, **variables}
+    if not history.in_content or format is None:
         return list, variables
     return lambda chat: [in_content(message, format.begin, format.end) for message in chat], variables
 
