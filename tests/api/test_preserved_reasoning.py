@@ -53,9 +53,9 @@ def chat(server: ServerProcess, messages: list[Any], **fields: Any) -> tuple[dic
 def two_turns(server: ServerProcess, first: str, **fields: Any) -> tuple[int, int]:
     """Return how many tokens the first turn has with its answer, and how many of them the second one reuses."""
     messages: list[Any] = [{"role": "user", "content": first}]
-    said, before = chat(server, messages, **fields)
-    assert said["reasoning_content"] and said["content"]
-    messages += [said, {"role": "user", "content": NEXT}]
+    message, before = chat(server, messages, **fields)
+    assert message["reasoning_content"] and message["content"]
+    messages += [message, {"role": "user", "content": NEXT}]
     _, after = chat(server, messages, **fields)
     return before["total_tokens"], after["prompt_tokens_details"]["cached_tokens"]
 
