@@ -141,7 +141,19 @@ LFM2: Config = {
     "conv_bias": False,
     "intermediate_size": 2048,
     "block_auto_adjust_ff_dim": False,
+    "norm_eps": 1e-5,
+    "rope_theta": 1e6,
     "tie_word_embeddings": True,
+}
+# The sizes of LiquidAI's LFM2-350M.
+LFM2_354M: Config = {
+    **LFM2,
+    "vocab_size": 65536,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "layer_types": [*["conv", "conv", "full_attention"] * 3, *["conv", "full_attention"] * 3, "conv"],
+    "intermediate_size": 4608,
 }
 LFM3: Config = {
     **COMMON,

@@ -27,8 +27,9 @@ TOP = {
     "backbone.norm_f.weight": "output_norm.weight",
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
+    "model.embedding_norm.weight": "token_embd_norm.weight",
 }
-# Names of a layer's tensors in checkpoints of both families and in llama.cpp, without the layer's prefix and number.
+# Names of a layer's tensors in checkpoints of these families and in llama.cpp, without the layer's prefix and number.
 IN_LAYER = {
     "norm.weight": "attn_norm.weight",
     "input_layernorm.weight": "attn_norm.weight",
@@ -47,14 +48,25 @@ IN_LAYER = {
     "v_proj.weight": "attn_v.weight",
     "o_proj.weight": "attn_output.weight",
     "output_linear.weight": "ffn_down.weight",
+    "operator_norm.weight": "attn_norm.weight",
+    "ffn_norm.weight": "ffn_norm.weight",
+    "conv.in_proj.weight": "shortconv.in_proj.weight",
+    "conv.out_proj.weight": "shortconv.out_proj.weight",
+    "conv.conv.weight": "shortconv.conv.weight",
+    "self_attn.out_proj.weight": "attn_output.weight",
+    "q_layernorm.weight": "attn_q_norm.weight",
+    "k_layernorm.weight": "attn_k_norm.weight",
+    "w1.weight": "ffn_gate.weight",
+    "w2.weight": "ffn_down.weight",
+    "w3.weight": "ffn_up.weight",
 }
 
 
 def main(checkpoint: Path, file: Path, kind: str) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    hybrid = config["model_type"] == "granitemoehybrid"
-    writer = gguf.GGUFWriter(file, "granitehybrid" if hybrid else "mamba2")
-    (describe_hybrid if hybrid else describe_mamba2)(writer, config)
+    architecture, describe = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(file, architecture)
+    describe(writer, config)
     add_vocabulary(writer, config["vocab_size"])
     for name, weights in tensors(checkpoint / "model.safetensors"):
         quantized = TYPES[kind] if weights.ndim == 2 and is_matrix(name) else TYPES["f32"]
@@ -66,15 +78,15 @@ def main(checkpoint: Path, file: Path, kind: str) -> None:
 
 
 def describe_mamba2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    describe(writer, config, heads=config["num_heads"], state=config["state_size"], kernel=config["conv_kernel"])
+    describe_mamba(writer, config, heads=config["num_heads"], state=config["state_size"], kernel=config["conv_kernel"])
     writer.add_ssm_group_count(config["n_groups"])
     writer.add_feed_forward_length(0)
     writer.add_head_count(0)
     writer.add_layer_norm_rms_eps(config.get("layer_norm_epsilon", 1e-5))
 
 
-def describe_hybrid(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    describe(
+def describe_granite(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    describe_mamba(
         writer, config, heads=config["mamba_n_heads"], state=config["mamba_d_state"], kernel=config["mamba_d_conv"]
     )
     writer.add_ssm_group_count(config["mamba_n_groups"])
@@ -90,14 +102,29 @@ def describe_hybrid(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_scaling_finetuned(False)
 
 
-def describe(writer: gguf.GGUFWriter, config: dict[str, Any], heads: int, state: int, kernel: int) -> None:
-    writer.add_context_length(2**20)
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+def describe_lfm2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    describe_any(writer, config, context=config["max_position_embeddings"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    keys = {"full_attention": config["num_key_value_heads"], "conv": 0}
+    writer.add_head_count_kv([keys[kind] for kind in config["layer_types"]])
+    writer.add_layer_norm_rms_eps(config["norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_shortconv_l_cache(config["conv_L_cache"])
+
+
+def describe_mamba(writer: gguf.GGUFWriter, config: dict[str, Any], heads: int, state: int, kernel: int) -> None:
+    describe_any(writer, config, context=2**20)
     writer.add_ssm_conv_kernel(kernel)
     writer.add_ssm_inner_size(2 * config["hidden_size"])
     writer.add_ssm_state_size(state)
     writer.add_ssm_time_step_rank(heads)
+
+
+def describe_any(writer: gguf.GGUFWriter, config: dict[str, Any], context: int) -> None:
+    writer.add_context_length(context)
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
@@ -141,13 +168,21 @@ def in_layer(name: str, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]
         weights = weights.reshape(-1, 1)
     elif new == "ssm_norm.weight":
         weights = weights.reshape(1, -1)
-    elif new == "ssm_conv1d.weight":
+    elif new in ("ssm_conv1d.weight", "shortconv.conv.weight"):
         weights = weights.reshape(len(weights), -1)
     yield new, np.ascontiguousarray(weights)
 
 
 def is_matrix(name: str) -> bool:
-    return name.endswith(".weight") and not any(part in name for part in ("norm", "conv1d"))
+    return name.endswith(".weight") and not any(part in name for part in ("norm", "conv1d", "conv.conv"))
+
+
+ARCHITECTURES = {
+    "mamba2": ("mamba2", describe_mamba2),
+    "granitemoehybrid": ("granitehybrid", describe_granite),
+    "lfm2": ("lfm2", describe_lfm2),
+}
+"""The name in llama.cpp of each family of checkpoints, and the function that writes its metadata."""
 
 
 if __name__ == "__main__":
