@@ -1,12 +1,15 @@
 """The arena: host memory that is allocated once, at the start, and lent in lines to the copies of states."""
 
+import mmap
 import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.actors.storage.lines import HostLines
@@ -18,7 +21,7 @@ class Arena:
     A GPU copies asynchronously only to and from page-locked memory. To lock memory takes long, and makes the device
     wait. So all of it is locked before the first request, and none is added or returned later.
     On a CPU the operating system provides a page of memory when it is first written to, which takes longer than the
-    write itself. So lines that were used before are lent first.
+    write itself. So lines that were written to before are lent first, and `keep_ready` writes to some in advance.
     """
 
     def __init__(self, lines: HostLines, chunks: Sequence[Tensor]) -> None:
@@ -26,9 +29,10 @@ class Arena:
         self.lines = lines
         self._chunks = [chunk.numpy() for chunk in chunks]
         *self._firsts, self._count = accumulate((len(chunk) // lines.nbytes for chunk in chunks), initial=0)
-        self._unused = self._count  # lines from this one on were lent before
-        self._returned: list[int] = []  # lines that were lent and are free again
-        self._taking = threading.Lock()
+        self._unused = self._count  # lines from this one on were written to before, or are being written to
+        self._ready: list[int] = []  # free lines that were written to before
+        self._preparing = 0  # lines that are being written to in advance
+        self._changing = threading.Condition()
 
     @property
     def nbytes(self) -> int:
@@ -37,7 +41,12 @@ class Arena:
 
     @property
     def free_lines(self) -> int:
-        return len(self._returned) + self._unused
+        return len(self._ready) + self._preparing + self._unused
+
+    @property
+    def ready_lines(self) -> int:
+        """Free lines that were written to before."""
+        return len(self._ready)
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -53,22 +62,45 @@ class Arena:
 
         A line is free again when no tensor over its memory is left.
         """
-        with self._taking:
-            if count > self.free_lines:
+        with self._changing:
+            self._changing.wait_for(lambda: len(self._ready) + self._unused >= count or self.free_lines < count)
+            if self.free_lines < count:
                 return None
-            return [self._line(self._next()) for _ in range(count)]
+            lines = [self._line(self._next()) for _ in range(count)]
+            self._changing.notify_all()
+            return lines
+
+    def keep_ready(self, count: int) -> None:
+        """Start a thread that writes to lines in advance, so that `count` free ones have their memory."""
+        threading.Thread(target=self._prepare, args=(count,), name="host memory", daemon=True).start()
+
+    def _prepare(self, count: int) -> None:
+        while True:
+            with self._changing:
+                self._changing.wait_for(lambda: self._unused and len(self._ready) < count)
+                self._unused -= 1
+                self._preparing += 1
+                line = self._unused
+            self._memory(line)[:: mmap.PAGESIZE] = 0
+            with self._changing:
+                self._preparing -= 1
+                self._ready.append(line)
+                self._changing.notify_all()
 
     def _next(self) -> int:
-        if self._returned:
-            return self._returned.pop()
+        if self._ready:
+            return self._ready.pop()
         self._unused -= 1
         return self._unused
 
     def _line(self, index: int) -> Tensor:
         """Return a tensor with a storage of its own, whose end frees the line."""
+        memory = self._memory(index)
+        # The end of a tensor may come in any thread, also in one that holds the lock; a list needs none to append.
+        weakref.finalize(memory, self._ready.append, index).atexit = False
+        return torch.from_numpy(memory)
+
+    def _memory(self, index: int) -> NDArray[np.uint8]:
         place = bisect_right(self._firsts, index) - 1
         at = (index - self._firsts[place]) * self.lines.nbytes
-        memory = self._chunks[place][at : at + self.lines.nbytes]
-        # The end of a tensor may come in any thread, also in one that holds the lock; a list needs none to append.
-        weakref.finalize(memory, self._returned.append, index).atexit = False
-        return torch.from_numpy(memory)
+        return self._chunks[place][at : at + self.lines.nbytes]

@@ -18,6 +18,7 @@ HOST_SHARE = 0.125  # default of --host-memory, as a fraction of the free host m
 MOST_LOCKED_BY_DEFAULT = 64 * 2**30
 """The most bytes of the default on a GPU: page-locked memory cannot be swapped out, and locking it takes time."""
 CHUNK = 2**30  # bytes that are locked by one call, at most, unless a line is larger
+READY_STATES = 4  # on a CPU, free lines for so many states are given their memory before they are needed
 THREADS = 8  # threads that lock memory: most of the time goes into zeroing pages
 
 
@@ -42,7 +43,9 @@ def mapped_arena(model: Model, nbytes: int, page_size: int) -> Arena:
     """
     lines = lines_of(model, page_size)
     count = nbytes // lines.nbytes
-    return Arena(lines, [_mapped(count * lines.nbytes)] if count else [])
+    arena = Arena(lines, [_mapped(count * lines.nbytes)] if count else [])
+    arena.keep_ready(READY_STATES * lines.state)
+    return arena
 
 
 def _mapped(nbytes: int) -> Tensor:

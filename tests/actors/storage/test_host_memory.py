@@ -1,6 +1,9 @@
 """Copies in host memory: in one piece or in the lines of an arena, and converted from pages to tokens and back."""
 
+import mmap
 import random
+import resource
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -153,8 +156,10 @@ def test_a_copy_beyond_the_arena_takes_ordinary_memory_and_locks_none() -> None:
     assert is_of(arena, host.room(0))
 
 
-def test_no_line_is_lent_twice_if_threads_take_and_free_at_once() -> None:
+@pytest.mark.parametrize("ready", [0, 2, 6])
+def test_no_line_is_lent_twice_if_threads_take_and_free_at_once(ready: int) -> None:
     arena = arena_of(LINES, 6)
+    arena.keep_ready(ready)
 
     def use(thread: int) -> bool:
         sound = True
@@ -169,3 +174,28 @@ def test_no_line_is_lent_twice_if_threads_take_and_free_at_once() -> None:
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(use, range(4)))
     assert arena.free_lines == 6
+
+
+def test_lines_that_are_kept_ready_have_their_memory() -> None:
+    lines = HostLines(2**21, 2**21, 0)
+    memory = mmap.mmap(-1, 8 * lines.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    arena = Arena(lines, [torch.frombuffer(memory, dtype=torch.uint8)])
+    pages = lines.nbytes // mmap.PAGESIZE
+    first, faults = written(arena)
+    assert faults > pages // 2
+    arena.keep_ready(3)
+    until = time.monotonic() + 30
+    while arena.ready_lines < 3:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    second, faults = written(arena)
+    assert faults < pages // 2 and first.data_ptr() != second.data_ptr()
+
+
+def written(arena: Arena) -> tuple[Tensor, int]:
+    """Take a line, and write to all of it. Return it, and how often the system had to provide memory meanwhile."""
+    taken = arena.take(1)
+    assert taken is not None
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    taken[0].fill_(1)
+    return taken[0], resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
