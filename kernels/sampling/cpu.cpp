@@ -1,6 +1,7 @@
 // The draw of tokens from logits, as reference.py defines it. The caller computes the exponentials with torch, because
 // torch's exponentials define the weights. Weights are integers, so a draw does not depend on the order of additions.
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 
@@ -208,13 +209,14 @@ struct Row {
 // Find the greatest logit of each row.
 // logits: float32 [rows, vocab], rows `stride` elements apart.
 // best: [rows], that logit's id, the lowest on a tie; the id of the first NaN if there is one.
-// greatest: [rows], that logit.
+// greatest: [rows], that logit. finite: [rows], whether it is finite.
 extern "C" void baton_arg_max(const float *logits, int64_t stride, int64_t rows, int64_t vocab, int64_t *best,
-                              float *greatest) {
+                              float *greatest, bool *finite) {
     parallel_for(rows, [=](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             best[row] = find_greatest(logits + row * stride, vocab);
             greatest[row] = logits[row * stride + best[row]];
+            finite[row] = std::abs(greatest[row]) <= FLT_MAX;
         }
     });
 }

@@ -35,8 +35,7 @@ def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
 
 def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
     """Draw one token for each row of logits, float32 [R, V]: the same tokens as reference.sample."""
-    tokens, greatest = arg_max(logits)
-    finite = greatest.isfinite()
+    tokens, greatest, finite = arg_max(logits)
     if not params.greedy():
         random = ((params.temperature > 0) & finite).nonzero()[:, 0]
         for rows in torch.split(random, max(1, BLOCK_ELEMENTS // logits.shape[1])):
@@ -44,16 +43,17 @@ def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
     return Sampled(tokens, finite)
 
 
-def arg_max(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the id of each row's greatest logit, int64 [R], and that logit, float32 [R].
+def arg_max(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the id of each row's greatest logit, int64 [R], that logit, float32 [R], and if it is finite, bool [R].
 
     On a tie the id is the lowest one. A row with NaNs yields the first NaN.
     """
     run = cpp.function(ARG_MAX)
     assert run is not None
-    best, greatest = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
-    run(logits.data_ptr(), logits.stride(0), *logits.shape, best.data_ptr(), greatest.data_ptr())
-    return best, greatest
+    rows = len(logits)
+    found = torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(rows, dtype=torch.bool)
+    run(logits.data_ptr(), logits.stride(0), *logits.shape, *(column.data_ptr() for column in found))
+    return found
 
 
 def scaled(logits: Tensor, rows: Tensor, greatest: Tensor, temperature: Tensor) -> Tensor:
@@ -85,8 +85,10 @@ def _row_arguments(logits: Tensor, rows: Tensor) -> tuple[int, ...]:
 def check_arg_max() -> None:
     """Raise AssertionError if the C function differs from torch's argmax."""
     logits = _logits()
-    logits[0, 200] = torch.nan
-    assert_agrees(arg_max(logits)[0], logits.argmax(-1), rtol=0, atol=0)
+    logits[0, 200], logits[1, 7], logits[2] = torch.nan, torch.inf, -torch.inf
+    best, _, finite = arg_max(logits)
+    assert_agrees(best, logits.argmax(-1), rtol=0, atol=0)
+    assert_agrees(finite, logits.amax(-1).isfinite(), rtol=0, atol=0)
 
 
 def check_scaled() -> None:
@@ -132,7 +134,7 @@ def _params() -> SamplingTensors:
     )
 
 
-cpp.declare(ARG_MAX, [POINTER, INT64, INT64, INT64, POINTER, POINTER], check_arg_max)
+cpp.declare(ARG_MAX, [POINTER, INT64, INT64, INT64, POINTER, POINTER, POINTER], check_arg_max)
 cpp.declare(SCALE, [POINTER, INT64, INT64, POINTER, INT64, POINTER, POINTER, POINTER], check_scaled)
 cpp.declare(MASK, [POINTER, INT64, INT64, POINTER, INT64, POINTER, INT64], check_masks)
 cpp.declare(DRAW, [POINTER, INT64, INT64, POINTER, INT64, *(POINTER,) * 7], check_draw)
