@@ -194,8 +194,8 @@ def test_lines_that_are_kept_ready_have_their_memory() -> None:
 
 def written(arena: Arena) -> tuple[Tensor, int]:
     """Take a line, and write to all of it. Return it, and how often the system had to provide memory meanwhile."""
-    taken = arena.take(1)
-    assert taken is not None
+    lines = arena.take(1)
+    assert lines is not None
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-    taken[0].fill_(1)
-    return taken[0], resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    lines[0].fill_(1)
+    return lines[0], resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
