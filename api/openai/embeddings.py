@@ -77,7 +77,8 @@ async def embeddings(request: web.Request) -> web.Response:
     check_batch(request, len(body.input) if holds_many(body.input) else 1)
     prompt = prompt_of(recipe, body.prompt_name)
     prompts = await read_inputs(model, body, prompt)
-    spans = [pooled_span(model, each, prompt, body.add_special_tokens) for each in prompts]
+    skipped = 0 if recipe.pools_prompt else prompt_length(model, prompt, body.add_special_tokens)
+    spans = [pooled_span(recipe, each, skipped) for each in prompts]
     id, salt = new_id("embd"), salt_of(request, body.cache_salt)
     requests = [
         embedding_request(model, f"{id}_{index}" if len(prompts) > 1 else id, each, span, salt, body.priority)
@@ -115,21 +116,27 @@ async def read_inputs(model: ServedModel, body: EmbeddingRequest, prompt: str) -
     return await read_prompts(model, inputs, body.add_special_tokens, "input")
 
 
-def pooled_span(model: ServedModel, input: Prompt, prompt: str, add_special_tokens: bool) -> tuple[int, int]:
-    """Return the tokens of an input whose hidden states are averaged."""
+def prompt_length(model: ServedModel, prompt: str, add_special_tokens: bool) -> int:
+    """Return how many tokens the prompt alone has, without one that the tokenizer adds at the end of any text.
+
+    sentence-transformers leaves out as many tokens of each input, although the last one may hold letters of the input.
+    """
+    if not prompt:
+        return 0
+    alone, empty = (model.text.encode(text, add_special_tokens=add_special_tokens) for text in (prompt, ""))
+    return len(alone) - (alone[-1:] == empty[-1:])
+
+
+def pooled_span(recipe: EmbeddingRecipe, input: Prompt, skipped: int) -> tuple[int, int]:
+    """Return the tokens of an input whose hidden states are averaged. skipped: tokens that a mean leaves out."""
     end = len(input.tokens)
-    match model.embedding.pooling:
+    match recipe.pooling:
         case "last":
             return end - 1, end
         case "cls":
             return 0, 1
-    if model.embedding.pools_prompt or not prompt or input.text is None:
-        return 0, end
-    alone = model.text.encode(prompt, add_special_tokens=add_special_tokens)
-    shared = next(
-        (at for at, pair in enumerate(zip(alone, input.tokens, strict=False)) if pair[0] != pair[1]), len(alone)
-    )
-    return min(shared, end - 1), end
+        case "mean":
+            return min(skipped, end - 1) if input.text is not None else 0, end
 
 
 def embedding_request(

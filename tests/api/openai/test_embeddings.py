@@ -3,13 +3,14 @@
 import asyncio
 import base64
 import json
+import re
 import shutil
 import struct
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import openai
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from baton.actors.tokens import unpack
 from baton.models.loading.pooling import EmbeddingRecipe
-from tests.api.fake_ring import EOS, HIDDEN, Served, serving
+from tests.api.fake_ring import EOS, HIDDEN, FakeText, Served, serving
 from tests.api.server_process import SERVE, ServerProcess
 from tests.models.oracle import Oracle, running_oracle
 
@@ -117,6 +118,24 @@ async def test_the_mean_may_leave_out_the_prompt() -> None:
         for inputs in ("abc", "", [1, 2]):
             await served.post(PATH, {"input": inputs})
         assert [request.pooled for request in served.ring.submitted()] == [(3, 6), (2, 3), (0, 2)]
+
+
+class JoiningText(FakeText):
+    """A tokenizer with one token for a space and the letter after it, which ends each text with EOS."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [*re.sub(b" [a-z]", b"\x01", text.encode()), *[EOS] * add_special_tokens]
+
+
+@pytest.mark.parametrize("special", [True, False])
+async def test_as_many_tokens_are_left_out_as_the_prompt_alone_has(special: bool) -> None:
+    """sentence-transformers counts so, although the prompt's last token, a space, is joined with the input's letter."""
+    recipe, text = EmbeddingRecipe("mean", prompts=PROMPTS, default_prompt="query", pools_prompt=False), JoiningText()
+    async with embedding(recipe) as served:
+        served.server.model = replace(served.server.loaded(), text=cast("Any", text))
+        await served.post(PATH, {"input": "abc", "add_special_tokens": special})
+        [request] = served.ring.submitted()
+    assert (request.pooled, request.prompt_len) == ((3, 5 + special), 5 + special)
 
 
 @pytest.mark.parametrize(
