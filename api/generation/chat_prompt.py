@@ -80,7 +80,9 @@ def with_reasoning(
     Raises ApiError 400 if the request asks for it and the template has no way to show it.
     """
     variables, history, format = dict(template_kwargs), model.text.kept_reasoning, model.formats.reasoning
-    preserve = variables.pop(PRESERVE, None)
+    preserve = variables.get(PRESERVE)
+    if PRESERVE not in model.text.template_variables:
+        variables.pop(PRESERVE, None)
     if preserve and history is None:
         why = "is not possible: the chat template leaves out the reasoning of earlier turns"
         raise errors.unsupported(PRESERVE, why)
@@ -89,7 +91,12 @@ def with_reasoning(
     variables = {**history.variables, **variables}
     if not history.in_content or format is None:
         return list, variables
-    return lambda chat: [in_content(message, format.begin, format.end) for message in chat], variables
+
+    def change(chat: Chat) -> Chat:
+        late = history.calls_first
+        return [each if late and "tool_calls" in each else in_content(each, format.begin, format.end) for each in chat]
+
+    return change, variables
 
 
 class Render(Protocol):
@@ -123,10 +130,10 @@ async def render(
     beginnings: prefixes of the chat; the client asks for a checkpoint at the end of each.
     salt: the cache salt; the tokens of rendered text are remembered, and reused only under the same salt.
     """
-    change, template_kwargs = with_reasoning(model, template_kwargs)
     if not model.text.has_chat_template:
         message = "the model has no chat template: use /v1/completions"
         raise errors.bad_request(message, "messages", "no_chat_template")
+    change, template_kwargs = with_reasoning(model, template_kwargs)
     reserved = RESERVED & template_kwargs.keys()
     if reserved:
         raise errors.unsupported(f"chat_template_kwargs.{min(reserved)}", "is set by the server: remove it")

@@ -28,7 +28,7 @@ KEEPING = {
     "drop_thinking": False,
     "truncate_history_thinking": False,
 }
-THOUGHT = "A thought."  # of a probe chat
+THOUGHT, CALLED = "A thought.", "called_tool"  # of probe chats
 # Fields in which a message may have its reasoning, in order of precedence.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -62,6 +62,7 @@ class KeptReasoning:
 
     variables: Mapping[str, bool]
     in_content: bool  # the template reads no field with reasoning: put it into the content, between its markers
+    calls_first: bool = False  # the template writes calls before the content, where reasoning would come too late
 
 
 class ChatTemplate:
@@ -141,8 +142,20 @@ class ChatTemplate:
             except TemplateError:
                 continue
             if THOUGHT in shown:
-                return KeptReasoning(variables, message is not apart)
+                return KeptReasoning(variables, message is not apart, self._writes_calls_first())
         return None
+
+    def _writes_calls_first(self) -> bool:
+        """Return whether the template for tools writes calls before the content. Found with a probe chat."""
+        call = {"id": "1", "type": "function", "function": {"name": CALLED, "arguments": {}}}
+        message = {"role": "assistant", "content": THOUGHT, "tool_calls": [call]}
+        try:
+            shown = self._rendered(
+                self._named(None, []), [{"role": "user", "content": "Hello"}, message], add_generation_prompt=False
+            )
+        except TemplateError:
+            return False
+        return 0 <= shown.find(CALLED) < shown.find(THOUGHT)
 
     @cached_property
     def between_parts(self) -> str:

@@ -3,6 +3,7 @@
 import pytest
 
 from baton.models.text.template import ChatTemplate, KeptReasoning, in_content
+from tests.models.text.test_templates import FOLDER
 
 HEAD = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
 TAIL = "{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -36,6 +37,31 @@ def test_templates_that_read_the_field(condition: str, variables: dict[str, bool
 def test_templates_that_read_only_the_content(condition: str, variables: dict[str, bool]) -> None:
     source = HEAD + STRIPPED.replace("CONDITION", condition)
     assert ChatTemplate({"default": source}, {}).kept_reasoning == KeptReasoning(variables, in_content=True)
+
+
+def test_templates_that_write_calls_before_the_content() -> None:
+    """LFM2.5's do. A model thinks before it calls, so reasoning in the content would be in the wrong place."""
+    calls = "{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}"
+    first, last = HEAD + calls + TAIL, HEAD + "{{ m.content }}" + calls + "<|im_end|>\n{% endfor %}"
+    assert ChatTemplate({"default": first}, {}).kept_reasoning == KeptReasoning({}, in_content=True, calls_first=True)
+    assert ChatTemplate({"default": last}, {}).kept_reasoning == KeptReasoning({}, in_content=True)
+    assert ChatTemplate({"default": first, "tool_use": last}, {}).kept_reasoning == KeptReasoning({}, in_content=True)
+
+
+@pytest.mark.parametrize(
+    ("style", "kept"),
+    [
+        ("granite", KeptReasoning({}, in_content=True)),
+        ("hermes", None),
+        ("kimi", KeptReasoning({}, in_content=True)),
+        ("lfm2", KeptReasoning({}, in_content=True, calls_first=True)),
+        ("nemotron_v2", None),
+        ("xml_tools", KeptReasoning({}, in_content=False)),
+    ],
+)
+def test_templates_in_the_styles_of_the_families(style: str, kept: KeptReasoning | None) -> None:
+    source = (FOLDER / f"{style}.jinja").read_text(encoding="utf-8")
+    assert ChatTemplate({"default": source}, {"bos_token": "<s>"}).kept_reasoning == kept
 
 
 def test_templates_that_leave_reasoning_out() -> None:
