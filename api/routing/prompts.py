@@ -19,7 +19,7 @@ LISTS = ("messages", "input", "prompt", "text", "input_ids")
 """The fields in which an API has its prompt, as a list of messages or as one text."""
 SETTINGS = (
     "system", "instructions", "tools", "tool_choice", "cache_salt", "chat_template_kwargs", "reasoning_effort",
-    "reasoning", "thinking", "preserve_reasoning",
+    "reasoning", "thinking", "preserve_reasoning", "prompt_name",
 )  # fmt: skip
 """The fields that change the beginning of a prompt."""
 BLOCK = 2048  # bytes of a long message or text that have a digest of their own

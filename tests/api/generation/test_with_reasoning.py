@@ -1,4 +1,4 @@
-"""What a request's preserve_reasoning changes in messages and template variables."""
+"""Changes of messages and template variables by a request's preserve_reasoning."""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -19,33 +19,33 @@ CALLS = {**THOUGHT, "tool_calls": [{"function": {"name": "add", "arguments": {}}
 JOINED = "<think>\n5 + 2\n</think>\n\n7"
 
 
-def model_with(kept: KeptReasoning | None, *variables: str) -> ServedModel:
+def model_with(history: KeptReasoning | None, *variables: str) -> ServedModel:
     text: Any = FakeText()
-    text.kept_reasoning, text.template_variables = kept, frozenset(variables)
+    text.kept_reasoning, text.template_variables = history, frozenset(variables)
     [server, _] = make_server(Config(), formats=OutputFormats(reasoning=THINK))
     return replace(server.loaded(), text=cast("Any", text))
 
 
 @pytest.mark.parametrize(("calls_first", "contents"), [(False, [JOINED, JOINED]), (True, [JOINED, "7"])])
 def test_reasoning_is_not_put_after_calls(calls_first: bool, contents: list[str]) -> None:
-    kept = KeptReasoning({}, in_content=True, calls_first=calls_first)
-    change, variables = with_reasoning(model_with(kept), {"preserve_reasoning": True})
+    history = KeptReasoning({}, in_content=True, calls_first=calls_first)
+    change, variables = with_reasoning(model_with(history), {"preserve_reasoning": True})
     assert [message["content"] for message in change([THOUGHT, CALLS])] == contents and not variables
 
 
 @pytest.mark.parametrize("preserve", [True, False])
 def test_a_template_may_have_a_variable_of_this_name(preserve: bool) -> None:
-    kept = KeptReasoning({"preserve_reasoning": True}, in_content=False)
-    model = model_with(kept, "preserve_reasoning")
+    history = KeptReasoning({"preserve_reasoning": True}, in_content=False)
+    model = model_with(history, "preserve_reasoning")
     assert with_reasoning(model, {"preserve_reasoning": preserve})[1] == {"preserve_reasoning": preserve}
     assert with_reasoning(model, {})[1] == {}
     assert with_reasoning(model_with(None), {"preserve_reasoning": False, "a": 1})[1] == {"a": 1}
 
 
 def test_variables_of_the_request_take_precedence() -> None:
-    kept = KeptReasoning({"clear_thinking": False}, in_content=False)
+    history = KeptReasoning({"clear_thinking": False}, in_content=False)
     fields = {"preserve_reasoning": True, "clear_thinking": True}
-    assert with_reasoning(model_with(kept, "clear_thinking"), fields)[1] == {"clear_thinking": True}
+    assert with_reasoning(model_with(history, "clear_thinking"), fields)[1] == {"clear_thinking": True}
 
 
 def test_a_template_that_leaves_reasoning_out_refuses_the_field() -> None:

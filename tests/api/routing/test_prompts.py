@@ -31,7 +31,8 @@ def test_a_chain_continues_the_chain_of_the_messages_before() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"tools": [{"type": "function"}]}, {"cache_salt": "a"}, {"reasoning_effort": "low"}]
+    "change",
+    [{"tools": [{"type": "function"}]}, {"cache_salt": "a"}, {"reasoning_effort": "low"}, {"prompt_name": "query"}],
 )
 def test_what_changes_the_beginning_of_a_prompt_changes_its_chain(change: dict[str, Any]) -> None:
     assert read(messages=[SYSTEM], **change).chain != read(messages=[SYSTEM]).chain
@@ -43,6 +44,11 @@ def test_what_changes_the_beginning_of_a_prompt_changes_its_chain(change: dict[s
 def test_other_prompts_are_one_part(field: str) -> None:
     asking = read("/generate", **{field: [1, 2] if field == "input_ids" else "abc"})
     assert len(asking.chain.digests) == 1
+
+
+@pytest.mark.parametrize("inputs", [["a", "b"], [1, 2], [[1], [2]]])
+def test_the_inputs_of_embeddings_are_one_part(inputs: list[Any]) -> None:
+    assert len(read("/v1/embeddings", input=inputs).chain.digests) == 1
 
 
 def test_long_texts_have_their_beginnings_in_common() -> None:

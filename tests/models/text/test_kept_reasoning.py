@@ -49,7 +49,7 @@ def test_templates_that_write_calls_before_the_content() -> None:
 
 
 @pytest.mark.parametrize(
-    ("style", "kept"),
+    ("style", "history"),
     [
         ("granite", KeptReasoning({}, in_content=True)),
         ("hermes", None),
@@ -59,9 +59,9 @@ def test_templates_that_write_calls_before_the_content() -> None:
         ("xml_tools", KeptReasoning({}, in_content=False)),
     ],
 )
-def test_templates_in_the_styles_of_the_families(style: str, kept: KeptReasoning | None) -> None:
+def test_templates_in_the_styles_of_the_families(style: str, history: KeptReasoning | None) -> None:
     source = (FOLDER / f"{style}.jinja").read_text(encoding="utf-8")
-    assert ChatTemplate({"default": source}, {"bos_token": "<s>"}).kept_reasoning == kept
+    assert ChatTemplate({"default": source}, {"bos_token": "<s>"}).kept_reasoning == history
 
 
 def test_templates_that_leave_reasoning_out() -> None:
