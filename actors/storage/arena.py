@@ -32,7 +32,7 @@ class Arena:
         self._unused = self._count  # lines from this one on were written to before, or are being written to
         self._ready: list[int] = []  # free lines that were written to before
         self._preparing = 0  # lines that are being written to in advance
-        self._changing = threading.Condition()
+        self._changing = threading.Condition()  # its lock is reentrant
 
     @property
     def nbytes(self) -> int:
@@ -41,7 +41,8 @@ class Arena:
 
     @property
     def free_lines(self) -> int:
-        return len(self._ready) + self._preparing + self._unused
+        with self._changing:
+            return len(self._ready) + self._preparing + self._unused
 
     @property
     def ready_lines(self) -> int:
@@ -71,21 +72,33 @@ class Arena:
             return lines
 
     def keep_ready(self, count: int) -> None:
-        """Start a thread that writes to lines in advance, so that `count` free ones have their memory."""
-        threading.Thread(target=self._prepare, args=(count,), name="host memory", daemon=True).start()
+        """Start a thread that writes to lines in advance, so that `count` free ones have their memory.
 
-    def _prepare(self, count: int) -> None:
-        while True:
-            with self._changing:
-                self._changing.wait_for(lambda: self._unused and len(self._ready) < count)
-                self._unused -= 1
-                self._preparing += 1
-                line = self._unused
-            self._memory(line)[:: mmap.PAGESIZE] = 0
-            with self._changing:
-                self._preparing -= 1
-                self._ready.append(line)
-                self._changing.notify_all()
+        The thread ends when no line is left that was never written to, or when the arena is freed.
+        """
+        end = weakref.finalize(self, _wake, self._changing)
+        end.atexit = False
+        arguments = weakref.ref(self), end, self._changing, count
+        threading.Thread(target=_keep_ready, args=arguments, name="host memory", daemon=True).start()
+
+    def lacks(self, count: int) -> bool:
+        """Return whether fewer than `count` free lines were written to before, or no other line is left."""
+        return not self._unused or len(self._ready) < count
+
+    def prepare_line(self) -> bool:
+        """Write to a line that was never written to. Return False if none is left."""
+        with self._changing:
+            if not self._unused:
+                return False
+            self._unused -= 1
+            self._preparing += 1
+            line = self._unused
+        self._memory(line)[:: mmap.PAGESIZE] = 0
+        with self._changing:
+            self._preparing -= 1
+            self._ready.append(line)
+            self._changing.notify_all()
+        return True
 
     def _next(self) -> int:
         if self._ready:
@@ -104,3 +117,30 @@ class Arena:
         place = bisect_right(self._firsts, index) - 1
         at = (index - self._firsts[place]) * self.lines.nbytes
         return self._chunks[place][at : at + self.lines.nbytes]
+
+
+def _keep_ready(
+    arena_of: "weakref.ref[Arena]", end: "weakref.finalize[..., Arena]", changing: threading.Condition, count: int
+) -> None:
+    """Prepare an arena's lines when it lacks some. While it lacks none, this holds no reference to the arena.
+
+    end: wakes this thread when the arena is freed.
+    """
+
+    def lacks() -> bool:
+        arena = arena_of()
+        return arena is not None and arena.lacks(count)
+
+    goes_on = True
+    while goes_on:
+        with changing:
+            # `end` is asked last, because the arena may be freed at the end of lacks().
+            changing.wait_for(lambda: lacks() or not end.alive)
+        arena = arena_of()
+        goes_on = arena is not None and arena.prepare_line()
+        del arena
+
+
+def _wake(changing: threading.Condition) -> None:
+    with changing:
+        changing.notify_all()

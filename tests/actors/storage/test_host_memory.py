@@ -3,7 +3,9 @@
 import mmap
 import random
 import resource
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -190,6 +192,28 @@ def test_lines_that_are_kept_ready_have_their_memory() -> None:
         time.sleep(0.001)
     second, faults = written(arena)
     assert faults < pages // 2 and first.data_ptr() != second.data_ptr()
+
+
+@pytest.mark.parametrize("ready", [2, 6, 7])
+def test_the_thread_that_keeps_lines_ready_ends_with_its_arena_or_its_work(ready: int) -> None:
+    arena, before = arena_of(LINES, 6), set(threading.enumerate())
+
+    def wait_until(is_over: Callable[[], bool]) -> None:
+        until = time.monotonic() + 30
+        while not is_over():
+            assert time.monotonic() < until
+            time.sleep(0.001)
+
+    def started() -> set[threading.Thread]:
+        return set(threading.enumerate()) - before
+
+    arena.keep_ready(ready)
+    wait_until(lambda: arena.ready_lines == min(ready, 6))
+    if ready < 6:
+        time.sleep(0.02)
+        assert len(started()) == 1 and arena.ready_lines == ready, "it prepares more when these are taken"
+        del arena
+    wait_until(lambda: not started())
 
 
 def written(arena: Arena) -> tuple[Tensor, int]:
