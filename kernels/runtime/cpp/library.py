@@ -3,6 +3,8 @@ reference.
 """
 
 import ctypes
+import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -132,6 +134,16 @@ def _share(library: ctypes.CDLL, threads: int) -> None:
     use = library.baton_use_threads
     use.argtypes, use.restype = [ctypes.c_int], None
     use(threads)
+
+
+def _forget_workers() -> None:
+    """Let a process that was just forked compute: it has none of the workers, and perhaps their locks."""
+    if _library is not None:
+        _library.baton_forget_workers()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget_workers)
 
 
 def _report(on_call: Callable[[str, tuple[Any, ...]], None], name: str, *arguments: Any) -> None:

@@ -22,7 +22,7 @@ template <class Own, class F> void parallel_for_with(int64_t n, int64_t grain, F
     struct Work {
         F &f;
         int64_t n, parts;
-    } work{f, n, std::min<int64_t>(pool.threads() * PARTS, n / std::max<int64_t>(grain, 1))};
+    } work{f, n, std::min({pool.threads() * PARTS, n / std::max<int64_t>(grain, 1), Pool::MOST_PARTS})};
     const auto body = [](void *data, Turn &turn) {
         Work &work = *static_cast<Work *>(data);
         Own own;

@@ -3,6 +3,9 @@
 #include <signal.h>
 #include <time.h>
 
+#include <initializer_list>
+#include <new>
+
 namespace baton {
 
 Pool pool;
@@ -42,6 +45,12 @@ void Pool::use(int threads) {
     pthread_mutex_unlock(&lock);
 }
 
+void Pool::forget_workers() {
+    const int threads = count;
+    new (this) Pool;  // with a new lock: a thread that is not here may have held the old one
+    count = threads;
+}
+
 bool Pool::run(int64_t parts, void (*body)(void *, Turn &), void *data) {
     if (is_taken.exchange(true, std::memory_order_acquire)) return false;
     if (started < count - 1) start_workers();
@@ -74,11 +83,13 @@ void Pool::wait_for(uint32_t parts) {
     pthread_mutex_unlock(&lock);
 }
 
-// Start the workers that are missing, with all signals blocked: Python handles them in its own threads.
+// Start the workers that are missing. They block signals, which Python handles in its own threads, but not those of
+// their own faults: if these were blocked, the system would end the process before faulthandler could report them.
 void Pool::start_workers() {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    sigset_t blocked, before;
+    sigfillset(&blocked);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&blocked, fault);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
     pthread_mutex_lock(&lock);
     for (; started < count - 1; started++) {
         pthread_t thread;
@@ -97,8 +108,9 @@ void *Pool::worker(void *index) {
 void Pool::work(int index) {
     do {
         while (spin(WORKER_SPINS_NS, [&] { return has_parts(left.load(std::memory_order_acquire)); })) {
+            if (!may_work(index)) break;  // This worker may end only in sleep().
             Turn turn(true);
-            if (!may_work(index) || !turn.join()) continue;
+            if (!turn.join()) continue;
             // While this thread holds a part, the loop is not over, and its fields do not change.
             const uint32_t all = parts;
             body(data, turn);
@@ -129,6 +141,9 @@ bool Pool::sleep(int index) {
 
 // Set how many threads compute, the calling thread among them.
 extern "C" void baton_use_threads(int threads) { baton::pool.use(threads); }
+
+// Let a process that was forked compute, with workers of its own. No other thread may run.
+extern "C" void baton_forget_workers() { baton::pool.forget_workers(); }
 
 // Return how many loops the threads have shared so far.
 extern "C" int64_t baton_shared_loops() { return baton::pool.loops(); }

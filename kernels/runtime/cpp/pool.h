@@ -14,16 +14,22 @@ class Turn;
 // over when all parts are: a worker that has no processor takes no part, and the caller does not wait for it.
 class Pool {
   public:
+    static constexpr int64_t MOST_PARTS = 0xffff;  // of a loop: they are counted in 16 bits
+
     // Set how many threads compute, the caller's among them. No loop may run.
     void use(int threads);
 
     int threads() const { return count; }
+
+    // Forget the workers and the loop of the process that this one was forked from: only the calling thread is here.
+    void forget_workers();
 
     // How many loops the threads have shared.
     uint32_t loops() const { return left.load(std::memory_order_relaxed) >> 32; }
 
     // Call body(data, turn) in the calling thread, and in each worker that comes in time. Return when all parts are
     // done. body takes parts with turn.take() until none is left; a worker's turn has at least one.
+    // parts: at most MOST_PARTS.
     // Return false, without a call, if another thread's loop runs.
     bool run(int64_t parts, void (*body)(void *data, Turn &turn), void *data);
 

@@ -12,7 +12,7 @@ from tests.kernels.installed import compiler, library_for
 STRESS = Path(__file__).with_name("pool_stress.cpp")
 # A program whose native code runs in one, three, two and three threads.
 CHANGED = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 import torch
 from baton.kernels.norm.rms import add_rms_norm, native as rms_norm
@@ -20,6 +20,10 @@ from baton.kernels.runtime import cpp
 
 def threads():
     return len(list(Path("/proc/self/task").iterdir()))
+
+def blocked(task):
+    [mask] = [line.split()[1] for line in (task / "status").read_text().splitlines() if line.startswith("SigBlk")]
+    return {number for number in signal.valid_signals() if int(mask, 16) >> number - 1 & 1}
 
 torch.set_num_threads(1)
 x, weight = torch.randn(3000, 257), torch.randn(257)
@@ -33,11 +37,45 @@ for number in (3, 2, 3):
     torch.set_num_threads(1)
     until = time.monotonic() + 10
     while threads() > before + number - 1 and time.monotonic() < until:
-        time.sleep(0.01)  # workers end by themselves
+        add_rms_norm(x, x, weight, 1e-5)  # workers end by themselves, also if one loop follows another
     shared = add_rms_norm(x, x, weight, 1e-5)
     assert threads() == before + number - 1
+    workers = [*Path("/proc/self/task").iterdir()][before:]
+    assert all(signal.SIGINT in blocked(task) and signal.SIGSEGV not in blocked(task) for task in workers)
     assert torch.equal(alone[0], shared[0]) and torch.equal(alone[1], shared[1])
 """
+# A program that forks while another thread runs loops. The child computes with workers of its own.
+FORKED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+import torch
+from baton.kernels.norm.rms import add_rms_norm
+from baton.kernels.runtime import cpp
+
+cpp.install(Path(sys.argv[1]), threads=3)
+torch.set_num_threads(1)
+x, weight = torch.randn(600, 257), torch.randn(257)
+expected, _ = add_rms_norm(x, x, weight, 1e-5)
+
+def compute():
+    while True:
+        add_rms_norm(x, x, weight, 1e-5)
+        time.sleep(0.00005)  # until about when workers go to sleep
+
+threading.Thread(target=compute, daemon=True).start()
+for turn in range(100):
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        same = all(torch.equal(add_rms_norm(x, x, weight, 1e-5)[0], expected) for _ in range(20))
+        os._exit(not same or len(list(Path("/proc/self/task").iterdir())) != 3)
+    assert os.waitpid(child, 0)[1] == 0, turn
+"""
+
+
+def test_a_forked_process_computes_with_workers_of_its_own() -> None:
+    """A worker may hold the lock at the fork, and the child would wait for it forever."""
+    subprocess.run([sys.executable, "-c", FORKED, str(library_for())], check=True, timeout=120)
 
 
 def test_workers_come_and_go_and_change_no_bit() -> None:
