@@ -111,6 +111,11 @@ class ModelConfig:
             raise ModelError(f"config.json: {count} layers for multi-token prediction are not supported, only one is")
         return ModelConfig(self.values, True)
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "ModelConfig":
+        """Return the config with these values where keys are missing or null."""
+        named = {key: value for key, value in self.values.items() if value is not None or key not in defaults}
+        return ModelConfig({**defaults, **named}, self.has_head)
+
     def numbers(self, name: str, count: int) -> list[float]:
         """Return a list of `count` finite numbers above 0; all 1 if the key is not set."""
         value = self.values.get(name)

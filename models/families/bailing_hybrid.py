@@ -43,6 +43,8 @@ SUPPORTED: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("scale_router_input", "up_proj_norm", "value_norm", "use_nGPT"), (False,)),
 }
 """Keys of the authors' files, which transformers does not read → values that mean what is computed here."""
+DEFAULTS = {"num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
+"""How experts are chosen and weighed. The defaults of kimi_linear.py:KimiMixture are those of another model."""
 CLAMPED = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
 
 
@@ -70,7 +72,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
 
     def mlp(kind: str) -> nn.Module:
         if kind == "sparse":
-            return KimiMixture(config, dtype)
+            return KimiMixture(config.with_defaults(DEFAULTS), dtype)
         return GatedMLP(kda.hidden, config.integer("intermediate_size"), dtype)
 
     blocks = [
@@ -161,7 +163,8 @@ def read_rotate(config: ModelConfig, shared: int) -> RotationSettings:
     if values.get("rope_theta") is None:
         values["rope_theta"] = 6e6
     if isinstance(rope, dict):
-        values["rope_parameters"] = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
+        left_out = {"partial_rotary_factor"} | {name for name, value in rope.items() if value is None}
+        values["rope_parameters"] = {name: value for name, value in rope.items() if name not in left_out}
     return read_rotation(ModelConfig(values), shared)
 
 

@@ -39,7 +39,7 @@ ROPE_KEYS = {"rope_type", "rope_theta", "partial_rotary_factor"}
 
 def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Decoder:
     """Build the model. Its states, the last inputs of convolutions, are always float32."""
-    config = settled(config)
+    config = config.with_defaults(DEFAULTS)
     kinds, conv, eps = read_layers(config), read_conv(config), read_eps(config)
     attention = {kind: read_attention(config, kind) for kind in ATTENDING if kind in kinds}
     convolutions = kinds.count("conv")
@@ -73,12 +73,6 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
     numbers = numbered(["conv" if kind == "conv" else "attention" for kind in kinds])
     blocks = [block(kind, index) for kind, (_, index) in zip(kinds, numbers, strict=True)]
     return Decoder(config, outline, blocks, norm(), dtype, parts=("embed_tokens", "layers", "embedding_norm"))
-
-
-def settled(config: ModelConfig) -> ModelConfig:
-    """Return the config with LFM3's defaults where keys are missing."""
-    named = {key: value for key, value in config.values.items() if value is not None or key not in DEFAULTS}
-    return ModelConfig({**DEFAULTS, **named}, config.has_head)
 
 
 def read_layers(config: ModelConfig) -> list[str]:
@@ -136,6 +130,8 @@ def read_rotation(config: ModelConfig, kind: str) -> RotationSettings:
     unknown = sorted(key for key, value in rope.items() if key not in ROPE_KEYS and value is not None)
     if unknown:
         raise ModelError(f"config.json: {name}.{unknown[0]} is not supported")
+    if "partial_rotary_factor" not in rope and config.values.get("partial_rotary_factor") is not None:
+        raise ModelError(f"config.json: partial_rotary_factor is not supported: only {name}.partial_rotary_factor is")
     settings = ModelConfig({f"{name}.{key}": value for key, value in rope.items()})
     settings.require(f"{name}.rope_type", "default", "proportional")
     share = settings.number(f"{name}.partial_rotary_factor", default=1.0)

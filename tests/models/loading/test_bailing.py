@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from baton.models.config import ModelConfig, ModelError
-from baton.models.families.bailing_hybrid import read_layers, read_lower_bound, read_rotate
+from baton.models.families.bailing_hybrid import build, read_layers, read_lower_bound, read_rotate
+from baton.models.families.kimi_linear import KimiMixture
 from tests.models.loading.test_loading import assert_loads_alike, copied, load, run
 from tests.models.oracle import BAILING, Oracle
 
@@ -63,6 +64,17 @@ def test_queries_from_a_latent_are_rotated_alike(oracle: Oracle, tmp_path: Path)
     assert not torch.allclose(run(load(plain)), run(load(original)), atol=1e-2)
 
 
+@pytest.mark.parametrize("keys", [{}, {"num_expert_group": 4, "num_experts_per_token": 6, "topk_group": 2}])
+def test_experts_are_chosen_by_this_familys_defaults(keys: dict[str, int]) -> None:
+    left_out = ("num_experts_per_tok", "n_group", "topk_group")
+    values = {name: value for name, value in BAILING.items() if name not in left_out}
+    with torch.device("meta"):
+        model = build(ModelConfig({**values, "vocab_size": 9, "num_local_experts": 16, **keys}), *[torch.float32] * 2)
+    [rule, _] = [part.gate.rule for part in model.modules() if isinstance(part, KimiMixture)]
+    chosen = keys.get("num_experts_per_token", 8), keys.get("num_expert_group", 8), keys.get("topk_group", 4)
+    assert (rule.top_k, rule.groups, rule.groups_kept, rule.scale, rule.renormalise) == (*chosen, 2.5, True)
+
+
 def config(**changed: Any) -> ModelConfig:
     return ModelConfig({"num_hidden_layers": 6, "layer_group_size": 3, **changed})
 
@@ -87,6 +99,7 @@ def test_a_bound_of_decays_is_below_0(bound: object) -> None:
         {"rope_theta": 500.0},
         {"rope_theta": 500.0, "partial_rotary_factor": 0.5},
         {"rope_theta": 1.0, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+        {"rope_theta": 500.0, "rope_parameters": {"rope_theta": None, "rope_type": "default"}},
     ],
 )
 def test_all_of_the_shared_part_is_rotated(keys: dict[str, Any]) -> None:

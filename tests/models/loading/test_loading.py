@@ -333,6 +333,11 @@ CONFIG_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("lfm3", lfm3_rotation(factor=2.0), r"rope_parameters\.sliding_attention\.factor is not supported"),
     ("lfm3", lfm3_rotation(rope_theta=None), r"lacks rope_parameters\.sliding_attention\.rope_theta"),
     ("lfm3", lfm3_rotation(partial_rotary_factor=1.5), r"partial_rotary_factor = 1\.5 should be at most 1"),
+    (
+        "lfm3",
+        {**lfm3_rotation(), "partial_rotary_factor": 0.5},
+        r"partial_rotary_factor is not supported: only rope_parameters\.full_attention\.partial_rotary_factor is",
+    ),
     ("lfm3", {"head_dim": 15}, "head_dim = 15 even"),
     ("lfm2_moe", {"num_experts_per_tok": 7}, "a token cannot have 7 of 6 experts"),
     ("qwen3_next", {"num_experts": None}, "lacks num_experts"),
