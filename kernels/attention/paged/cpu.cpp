@@ -105,7 +105,6 @@ public:
         const int64_t blocks = s.blocks[s.count];
         const int64_t tasks = h.kv_heads * blocks;
         parallel_for_with<TileRegisters>(tasks, 1, [&](TileRegisters &registers, int64_t begin, int64_t end) {
-            const FlushDenormals flush;
             registers.set_height(TILE_HEIGHT);
             for (int64_t i = begin; i < end; i++) attend(i / blocks, i % blocks);
         });

@@ -256,7 +256,6 @@ struct Net {
     void run(int64_t rows) const {
         const int64_t numbers = s.sharing() * s.width * s.size;
         parallel_for(rows * s.key_heads, GRAIN / numbers + 1, [&](int64_t begin, int64_t end) {
-            const FlushDenormals flush;  // Denormals are flushed per thread.
             for (int64_t i = begin; i < end; i++) key_head(i / s.key_heads, i % s.key_heads);
         });
         feed.keep(rows, 0, in_ring(), [this](int64_t token) { return p.inputs.row(token); });

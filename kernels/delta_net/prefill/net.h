@@ -87,7 +87,6 @@ public:
         // The outer index is the key head, the inner one the segment: long segments are then spread over the threads.
         const int64_t tasks = shape.key_heads * plan.segments;
         parallel_for_with<TileRegisters>(tasks, 1, [&](TileRegisters &registers, int64_t begin, int64_t end) {
-            const FlushDenormals flush;
             registers.set_height(TILE_HEIGHT);
             for (int64_t i = begin; i < end; ++i) scan(i / plan.segments, i % plan.segments);
         });

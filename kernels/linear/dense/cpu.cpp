@@ -78,7 +78,6 @@ void linear_of_many(const PackedMatrix<bfloat16> &m, bfloat16 *y, int64_t y_stri
     const int64_t blocks = std::clamp<int64_t>(m.blocks() / (2 * pool.threads()), 1, PIECE_BLOCKS);
     const int64_t across = (m.blocks() + blocks - 1) / blocks, down = (m.rows + PIECE_ROWS - 1) / PIECE_ROWS;
     parallel_for_with<TileRegisters>(across * down, 1, [&](TileRegisters &registers, int64_t begin, int64_t end) {
-        const FlushDenormals flush;
         float *const sums = scratch(0, PIECE_BLOCKS * (PIECE_ROWS + TILE_HEIGHT) * OUT);
         for (int64_t i = begin; i < end; i++) {  // All rows are multiplied with some weights before the next weights.
             const int64_t row = m.rows * (i % down) / down, rows = m.rows * (i % down + 1) / down - row;
@@ -97,7 +96,6 @@ void linear(const PackedMatrix<T> &m, T *y, int64_t y_stride) {
         if (m.rows > ROWS_AT_ONCE) return linear_of_many(m, y, y_stride);
 #endif
     parallel_for_with<TileRegisters>(m.blocks(), grain(m), [&](TileRegisters &registers, int64_t begin, int64_t end) {
-        const FlushDenormals flush;
         float sums[ROWS_AT_ONCE * OUT];
         for (int64_t block = begin; block < end; block++)
             for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {

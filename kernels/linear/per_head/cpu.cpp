@@ -24,7 +24,6 @@ struct Heads {
         const int64_t blocks = first.blocks();
         parallel_for_with<TileRegisters>(count * blocks, grain(),
                                          [&](TileRegisters &registers, int64_t begin, int64_t end) {
-                                             const FlushDenormals flush;
                                              for (int64_t task = begin; task < end; task++) {
                                                  const int64_t head = task / blocks, block = task % blocks;
                                                  project(head, block, y + head * width(), registers);

@@ -291,7 +291,6 @@ template <int BITS, class T>
 void linear(const QuantizedMatrix<BITS, T> &m, T *y, int64_t y_stride) {
     const int64_t blocks = (m.outputs + OUT - 1) / OUT, grain = 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
     parallel_for_with<TileRegisters>(blocks, grain, [&](TileRegisters &registers, int64_t begin, int64_t end) {
-        const FlushDenormals flush;
         float sums[ROWS_AT_ONCE * OUT];
         // Rows are in the cache while a part's blocks are multiplied with them.
         for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {

@@ -203,7 +203,6 @@ struct Mixer {
     void run(int64_t rows) const {
         for (int64_t row = 0; row < rows; row++) share(row);
         parallel_for(rows * s.heads, GRAIN / (s.width * s.state) + 1, [&](int64_t begin, int64_t end) {
-            const FlushDenormals flush;  // Denormals are flushed per thread.
             for (int64_t i = begin; i < end; i++) head(i / s.heads, i % s.heads);
         });
         for (int64_t row = 0; row < rows; row++) norm(row);

@@ -91,7 +91,6 @@ private:
     // Call f(i) for i < n, in parallel.
     template <class F> static void each(int64_t n, F f) {
         parallel_for_with<TileRegisters>(n, 1, [&](TileRegisters &registers, int64_t begin, int64_t end) {
-            const FlushDenormals flush;
             registers.set_height(TILE_HEIGHT);
             for (int64_t i = begin; i < end; ++i) f(i);
         });

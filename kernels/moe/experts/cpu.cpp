@@ -99,7 +99,6 @@ void project_in(const M &m, bool gated, const T *x, int64_t stride, const Choice
     const int64_t weights = BLOCK_OUT * m.inputs * (gated ? 2 : 1);
     parallel_for_with<TileRegisters>(
         sorted.count * blocks, grain(weights, c, sorted), [&](TileRegisters &registers, int64_t begin, int64_t end) {
-            const FlushDenormals flush;
             float gate[ROWS_AT_ONCE * BLOCK_OUT], up[ROWS_AT_ONCE * BLOCK_OUT];
             const T *rows = nullptr;
             const float *sums = nullptr;
@@ -133,7 +132,6 @@ void project_out(const M &m, const T *hidden, const Choice &c, const SortedPairs
     parallel_for_with<TileRegisters>(
         m.blocks(), std::max(grain(weights, c, sorted), together),
         [&](TileRegisters &registers, int64_t begin, int64_t end) {
-            const FlushDenormals flush;
             float sums[ROWS_AT_ONCE * BLOCK_OUT];
             float *const totals = scratch(1, most * size);
             for (int64_t first = begin; first < end; first += most) {

@@ -130,7 +130,6 @@ void route(const X *x, int64_t x_stride, const W *router, const float *bias, flo
     const int64_t size = (inputs + Step<W>::INPUTS - 1) / Step<W>::INPUTS * Step<W>::INPUTS * OUT;
     const int64_t work = OUT * inputs * (1 + std::min(rows, ROWS) / 16);
     parallel_for(parts * blocks, 65536 / work + 1, [&](int64_t begin, int64_t end) {
-        const FlushDenormals flush;
         for (int64_t task = begin; task < end; task++) {
             const int64_t row = task / blocks * ROWS, block = task % blocks;
             multiply(x + row * x_stride, x_stride, router + block * size, inputs, std::min(ROWS, rows - row),
@@ -138,7 +137,6 @@ void route(const X *x, int64_t x_stride, const W *router, const float *bias, flo
         }
     });
     parallel_for(rows, 32768 / (experts * (1 + rule.top_k)) + 1, [&](int64_t begin, int64_t end) {
-        const FlushDenormals flush;
         float *const wanted = scratch(0, stride + 2 * round_up(rule.groups));
         for (int64_t row = begin; row < end; row++)
             choose(logits + row * stride, bias, experts, rule, wanted, chosen + row * rule.top_k,

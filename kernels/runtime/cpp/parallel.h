@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdlib>
 
+#include "numbers.h"
 #include "pool.h"
 
 namespace baton {
@@ -17,6 +18,7 @@ constexpr int64_t PARTS = 8;  // Number of parts of a loop per thread.
 // of the thread, which lives as long as the loop. A thread takes the next part when it has finished one, so a thread that
 // the system preempts delays only its own part.
 // The result for an index must not depend on the part that it is in, because the parts depend on the number of threads.
+// Nor does it depend on the thread: all of them treat denormals as zero, whatever the calling thread does.
 // f must not throw.
 template <class Own, class F> void parallel_for_with(int64_t n, int64_t grain, F f) {
     struct Work {
@@ -25,11 +27,13 @@ template <class Own, class F> void parallel_for_with(int64_t n, int64_t grain, F
     } work{f, n, std::min({pool.threads() * PARTS, n / std::max<int64_t>(grain, 1), Pool::MOST_PARTS})};
     const auto body = [](void *data, Turn &turn) {
         Work &work = *static_cast<Work *>(data);
+        const FlushDenormals flush;
         Own own;
         for (int64_t part; (part = turn.take()) >= 0;)
             work.f(own, work.n * part / work.parts, work.n * (part + 1) / work.parts);
     };
     if (pool.threads() > 1 && work.parts > 1 && pool.run(work.parts, body, &work)) return;
+    const FlushDenormals flush;
     Own own;
     if (n > 0) f(own, int64_t(0), n);
 }

@@ -71,6 +71,28 @@ for turn in range(100):
         os._exit(not same or len(list(Path("/proc/self/task").iterdir())) != 3)
     assert os.waitpid(child, 0)[1] == 0, turn
 """
+# A program whose calling thread treats denormals as zero, after another one started the workers, and does so no more.
+FLUSHED = """
+import sys
+from pathlib import Path
+import torch
+from baton.kernels.activations import sigmoid_gate
+from baton.kernels.runtime import cpp
+
+cpp.install(Path(sys.argv[1]), threads=2)
+torch.set_num_threads(1)
+x, gate = torch.full((4000, 256), 1e-38), torch.zeros(4000, 256)
+for flush in (False, True, False):
+    torch.set_flush_denormal(flush)
+    for turn in range(20):
+        assert not sigmoid_gate(x, gate).view(torch.int32).any(), (flush, turn)
+    assert (x[0] * 0.5).view(torch.int32).any() != flush, "the caller's setting stays"
+"""
+
+
+def test_denormals_become_zero_in_every_thread_whatever_the_caller_does() -> None:
+    """A worker has the setting of the thread that started it, so a result would depend on which thread computes it."""
+    subprocess.run([sys.executable, "-c", FLUSHED, str(library_for())], check=True, timeout=60)
 
 
 def test_a_forked_process_computes_with_workers_of_its_own() -> None:
