@@ -4,6 +4,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -13,6 +14,26 @@ from hypothesis import settings
 settings.register_profile("baton", deadline=None)
 settings.load_profile("baton")
 
+# Files that take longest. Workers begin with them, or one would be left with them at the end.
+LONG = (
+    "kernels/gpu/test_compiled.py",
+    "api/routing/test_clients.py",
+    "api/routing/test_failures.py",
+    "actors/forward/test_late_device.py",
+    "actors/forward/test_late_drafts.py",
+    "actors/test_ring.py",
+    "api/openai/test_parity.py",
+    "api/openai/test_embeddings.py",
+    "api/sessions/test_process.py",
+    "api/test_peer_failures.py",
+    "api/cluster/test_cluster.py",
+    "api/machine/test_quantize.py",
+    "scripts/test_bench.py",
+    "reliability/test_reliability.py",
+    "fuzz/test_fuzz.py",
+    "late/test_by_heads.py",
+)
+FOLDER = Path(__file__).parent
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 # One cache folder for the whole run, servers included, so that no test depends on the user's cache. Native code is
@@ -45,6 +66,11 @@ def logging_as_before() -> Iterator[None]:
         structlog.reset_defaults()
         logging.root.handlers[:] = [each for each in logging.root.handlers if each in handlers]
         logging.root.setLevel(level)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    first = {FOLDER / file for file in LONG}
+    items.sort(key=lambda item: item.path not in first)
 
 
 def use_one_thread() -> None:

@@ -50,6 +50,16 @@ def router(engines: list[ServerProcess]) -> Iterator[ServerProcess]:
         yield running
 
 
+async def has_streams(engine: ServerProcess) -> None:
+    """Wait until an engine computes requests."""
+    async with aiohttp.ClientSession(engine.url) as http:
+        while True:
+            async with http.get("/metrics") as answer:
+                found = re.search(r"^baton:num_requests_running\S* (\S+)$", await answer.text(), re.MULTILINE)
+            if found is not None and float(found[1]) > 0:
+                return
+
+
 async def read(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the events of a stream, which must be complete."""
     async with aiohttp.ClientSession() as http, http.post(url + path, json=body) as answer:
@@ -128,8 +138,9 @@ async def test_another_engine_continues_the_streams(
     streams = [asyncio.ensure_future(read(router.url, CHATS, body)) for body in bodies]
     messages = [asyncio.ensure_future(read_messages(router.url, number)) for number in range(STREAMS // 2)]
     responses = [asyncio.ensure_future(read_response(router.url, number)) for number in range(STREAMS // 2)]
-    await asyncio.sleep(random.uniform(0.2, 0.6))
     victim = engines[0]
+    await has_streams(victim)
+    await asyncio.sleep(random.uniform(0.1, 0.4))
     victim.process.send_signal(how)
     try:
         async with asyncio.timeout(20):
