@@ -167,7 +167,7 @@ def read_exactly(sock: socket.socket, view: memoryview) -> None:
     """Fill `view` from a socket. Raises EOFError if the connection ends first."""
     at = 0
     while at < len(view):
-        got = sock.recv_into(view[at:])
+        got = sock.recv_into(view[at:], 0, socket.MSG_WAITALL)  # one call needs the interpreter's lock once
         if not got:
             raise EOFError("the peer has closed the connection")
         at += got

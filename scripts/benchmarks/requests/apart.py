@@ -22,6 +22,7 @@ from scripts.benchmarks.common.server import Served
 from scripts.benchmarks.requests.gaps import Figures, Load, at
 
 LINK_TIMEOUT_S = 10.0
+PAUSE_S = 0.3  # between the messages of a bare socket
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -122,13 +123,17 @@ async def compare_gaps(one: Served, decode: Served, vocabulary: int, streams: in
 
 
 def bare_rate(nbytes: int, rounds: int = 9) -> float:
-    """Return the bytes per second at which messages of `nbytes` arrive from another process over a Unix socket."""
+    """Return the bytes per second at which messages of `nbytes` arrive from another process over a Unix socket.
+
+    The messages have pauses between them, like the states.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     sender = multiprocessing.get_context("fork").Process(target=_send, args=(theirs, ours, nbytes))
     sender.start()
     theirs.close()
     view, times = memoryview(bytearray(random.randbytes(nbytes))), list[float]()
     for _ in range(rounds):
+        time.sleep(PAUSE_S)
         began, at = time.perf_counter(), 0
         ours.sendall(b"1")
         while at < nbytes:
