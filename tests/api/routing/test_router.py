@@ -30,7 +30,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engines(checkpoint: Path) -> Iterator[list[ServerProcess]]:
-    one, other = ([*SERVE, str(checkpoint), "--engine-name", name] for name in ("one", "other"))
+    options = [*SERVE, str(checkpoint), "--pooling", "last"]
+    one, other = ([*options, "--engine-name", name] for name in ("one", "other"))
     with ServerProcess(one) as first, ServerProcess(other) as second:
         yield [first, second]
 
@@ -131,6 +132,15 @@ def test_a_response_continues_one_that_another_engine_would_not_know(router: Ser
             assert status == 200, answer
             previous = answer["id"]
         assert router.get(f"/v1/responses/{previous}")["id"] == previous
+
+
+def test_embeddings_are_those_of_an_engine(router: ServerProcess, engines: list[ServerProcess]) -> None:
+    body = {"model": "default", "input": [[1, 2, 3], [4, 5], [1, 2, 3, 4]], "encoding_format": "float"}
+    found, expected = router.post("/v1/embeddings", body), engines[0].post("/v1/embeddings", body)
+    assert found[0] == expected[0] == 200
+    assert found[1]["data"] == expected[1]["data"] and len(found[1]["data"]) == 3
+    status, answer = router.post("/v1/embeddings", body | {"dimensions": 0})
+    assert status == 400 and answer["error"]["param"] == "dimensions"
 
 
 def test_an_unknown_id_is_refused_as_an_engine_refuses_it(router: ServerProcess) -> None:
