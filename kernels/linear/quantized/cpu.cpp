@@ -256,12 +256,11 @@ void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums,
                                           [&](auto held) { multiply_few<BITS, T, held.COUNT>(m, block, sums); });
 }
 
+// Compute the sums of the groups of rows [begin, end): sums, [rows, groups].
 template <int BITS, class T>
-const float *input_sums(const QuantizedMatrix<BITS, T> &m) {
-    if (!m.form.minimum) return nullptr;
+void sum_groups(const QuantizedMatrix<BITS, T> &m, int64_t begin, int64_t end, float *sums) {
     const int64_t groups = m.form.groups, size = m.form.group;
-    float *const sums = scratch(INPUT_SUMS, m.rows * groups);
-    for (int64_t row = 0; row < m.rows; row++)
+    for (int64_t row = begin; row < end; row++)
         for (int64_t g = 0; g < groups; g++) {
             floats partial = {};
             for (int64_t i = g * size; i < std::min((g + 1) * size, m.inputs); i += LANES)
@@ -270,6 +269,13 @@ const float *input_sums(const QuantizedMatrix<BITS, T> &m) {
             for (int lane = 0; lane < LANES; lane++) sum += partial[lane];
             sums[row * groups + g] = sum;
         }
+}
+
+template <int BITS, class T>
+const float *input_sums(const QuantizedMatrix<BITS, T> &m) {
+    if (!m.form.minimum) return nullptr;
+    float *const sums = scratch(INPUT_SUMS, m.rows * m.form.groups);
+    sum_groups(m, 0, m.rows, sums);
     return sums;
 }
 
@@ -288,14 +294,19 @@ BATON_FOR_BITS(8, bfloat16)
 namespace {
 
 template <int BITS, class T>
-void linear(const QuantizedMatrix<BITS, T> &m, T *y, int64_t y_stride) {
+void linear(QuantizedMatrix<BITS, T> m, T *y, int64_t y_stride) {
+    if (m.form.minimum) {
+        float *const input_sums = scratch(INPUT_SUMS, m.rows * m.form.groups);
+        parallel_for(m.rows, 16384 / m.inputs + 1,
+                     [&](int64_t begin, int64_t end) { sum_groups(m, begin, end, input_sums); });
+        m.input_sums = input_sums;
+    }
     const int64_t blocks = (m.outputs + OUT - 1) / OUT, grain = 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
     parallel_for_with<TileRegisters>(blocks, grain, [&](TileRegisters &registers, int64_t begin, int64_t end) {
         float sums[ROWS_AT_ONCE * OUT];
         // Rows are in the cache while a part's blocks are multiplied with them.
         for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
-            auto part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
-            part.input_sums = input_sums(part);
+            const auto part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
             for (int64_t block = begin; block < end; block++) {
                 block_sums(part, block, sums, registers);
                 finish(sums, m.bias, part.rows, block, m.outputs, y + row * y_stride, y_stride);
