@@ -76,7 +76,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
 
 
 def read_layers(config: ModelConfig) -> list[str]:
-    """Return the kind of each layer. By default every fourth layer has full attention, and every fourth a window."""
+    """Return the kind of each layer. By default layers 2, 6, 10, … have full attention, and 4, 8, 12, … a window."""
     kinds = config.strings("layer_types")
     if kinds is None:
         pattern = ("sliding_attention", "conv", "full_attention", "conv")
