@@ -3,9 +3,12 @@
 import asyncio
 import ctypes
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from pathlib import Path
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -36,6 +39,50 @@ async def within(seconds: float, work: Callable[[], T]) -> T:
         return await asyncio.to_thread(run)
     finally:
         limit.release()
+
+
+class OwnThread(Generic[T]):
+    """A thread for one piece of work that cannot be interrupted. It tells how much processor time the work has used."""
+
+    def __init__(self, name: str, work: Callable[[], T], ended: Callable[[], object]) -> None:
+        """Start the thread. ended: called on the event loop when the work ends, even if nothing waits for it."""
+        self._work, self._ended = work, ended
+        self._result: Future[T] = Future()
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        self._began = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def ends_within(self, seconds: float) -> bool:
+        """Wait at most `seconds` for the end of the work. Return whether it has ended."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+        return self._over.is_set()
+
+    def result(self) -> T:
+        """Return the result of work that has ended. Raises what the work raised."""
+        return self._result.result()
+
+    def processor_seconds(self) -> float:
+        """Return the thread's processor time. Where the system does not report it: the time since its start."""
+        try:
+            used = Path(f"/proc/self/task/{self._thread.native_id}/schedstat").read_text()
+            return int(used.split()[0]) / 1e9
+        except (OSError, IndexError, ValueError):
+            return time.monotonic() - self._began
+
+    def _run(self) -> None:
+        try:
+            self._result.set_result(self._work())
+        except BaseException as error:
+            self._result.set_exception(error)
+        with suppress(RuntimeError):  # The event loop may be closed; then nothing waits for the result.
+            self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        self._over.set()
+        self._ended()
 
 
 class Limit:

@@ -1,21 +1,21 @@
 """Structured output: the fields of OpenAI, vLLM and SGLang that constrain it, and the compiler of their grammars."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct, ValidationError, convert
 
 from baton.api import errors
 from baton.api.generation.fields import RequestFields
+from baton.api.generation.offload import OwnThread
 from baton.api.parsing import invalid
 from baton.models.text.grammars import writing
 from baton.models.text.grammars.compiling import CompiledGrammar, Grammars
 from baton.models.text.grammars.errors import GrammarError
 
-MOST_SECONDS = 1.0  # limit of a request's wait for a free thread, and of its grammar's compilation
+MOST_SECONDS = 1.0  # a request's wait for a free thread, and the processor time of its grammar's compilation
+MOST_WAITS = 10  # maximum times `MOST_SECONDS` that a compilation may last on a busy machine
 MOST_AT_ONCE = 2  # maximum grammars that are compiled at the same time
 
 
@@ -244,41 +244,28 @@ class GrammarCompiler:
             async with asyncio.timeout(self._most_seconds):
                 await self._free.acquire()
         except TimeoutError:
-            raise errors.unavailable("the compiler of grammars is busy: try again", "grammars_busy") from None
+            raise busy() from None
         try:
-            async with asyncio.timeout(self._most_seconds):
-                return await self._in_thread(work)
+            return await self._in_time(OwnThread("grammar", work, self._free.release), field)
         except GrammarError as error:
             raise errors.bad_request(f"{field}: {error}", field, "invalid_value") from None
-        except TimeoutError:
-            message = f"{field}: too complex: it did not compile within {self._most_seconds:g} s"
-            raise errors.bad_request(message, field, "invalid_value") from None
 
-    def _in_thread(self, work: Callable[[], str]) -> "asyncio.Future[str]":
-        """Run `work` in a new thread. Release `_free` when the work ends, even if the caller has given up by then."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[str] = loop.create_future()
+    async def _in_time(self, thread: OwnThread[str], field: str) -> str:
+        """Return the result of a compilation's thread.
 
-        def end(result: str | None, error: BaseException | None) -> None:
-            self._free.release()
-            if done.cancelled():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(result or "")
+        Raises ApiError: 400 if the compilation uses too much processor time, 503 if it is given too little of it.
+        """
+        for _ in range(MOST_WAITS):
+            if await thread.ends_within(self._most_seconds):
+                return thread.result()
+            if thread.processor_seconds() >= self._most_seconds:
+                message = f"{field}: too complex: it did not compile within {self._most_seconds:g} s"
+                raise errors.bad_request(message, field, "invalid_value")
+        raise busy()
 
-        def run() -> None:
-            result, failed = None, None
-            try:
-                result = work()
-            except BaseException as error:
-                failed = error
-            with suppress(RuntimeError):  # The event loop may be closed; then nothing waits for the result.
-                loop.call_soon_threadsafe(end, result, failed)
 
-        threading.Thread(target=run, name="grammar", daemon=True).start()
-        return done
+def busy() -> errors.ApiError:
+    return errors.unavailable("the compiler of grammars is busy: try again", "grammars_busy")
 
 
 def check_tools(grammars: Grammars, tools: GrammarsOfTools) -> None:
