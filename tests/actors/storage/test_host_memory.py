@@ -1,8 +1,10 @@
 """Copies in host memory: in one piece or in the lines of an arena, and converted from pages to tokens and back."""
 
 import mmap
+import os
 import random
 import resource
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -214,6 +216,19 @@ def test_the_thread_that_keeps_lines_ready_ends_with_its_arena_or_its_work(ready
         assert len(started()) == 1 and arena.ready_lines == ready, "it prepares more when these are taken"
         del arena
     wait_until(lambda: not started())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
+def test_the_thread_that_keeps_lines_ready_waits_for_others() -> None:
+    arena, before = arena_of(LINES, 6), set(threading.enumerate())
+    arena.keep_ready(2)
+    until = time.monotonic() + 30
+    while arena.ready_lines < 2:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    [thread] = set(threading.enumerate()) - before
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) == min(own + 10, 19)
 
 
 def written(arena: Arena) -> tuple[Tensor, int]:
