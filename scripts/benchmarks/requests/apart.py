@@ -27,13 +27,14 @@ PAUSE_S = 0.3  # between the messages of a bare socket
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, nargs="+", default=[512, 4000], help="tokens of the prompts")
+    parser.add_argument("--link", metavar="HOST:PORT", help="link the engines by TCP (default: a Unix socket)")
     parser.add_argument("--streams", type=int, default=4, help="streams that decode while the longest prompt is read")
 
 
 def run(options: argparse.Namespace, workbench: Workbench) -> None:
     rounds = options.rounds or 5
     with ExitStack() as stack:
-        address = f"unix:{workbench.folder / 'link'}"
+        address = options.link or f"unix:{workbench.folder / 'link'}"
         one = stack.enter_context(workbench.serve(Entry.parse("one=baton")))
         prefill = Entry.parse("prefill=baton"), "--role", "prefill", "--peer-listen", address
         stack.enter_context(workbench.serve(*prefill))
@@ -43,7 +44,9 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
         wait_for_link(decode)
         vocabulary = workbench.config["vocab_size"]
         for tokens in options.prompts:
-            asyncio.run(compare_first_tokens(one, decode, vocabulary, tokens, rounds))
+            read = asyncio.run(compare_first_tokens(one, decode, vocabulary, tokens, rounds))
+            if read.states:
+                compare_with_bare(read, tcp=bool(options.link))
         asyncio.run(compare_gaps(one, decode, vocabulary, options.streams, max(options.prompts), rounds))
 
 
@@ -78,8 +81,8 @@ class Read:
         return Read(self.states - before.states, self.nbytes - before.nbytes, self.seconds - before.seconds)
 
 
-async def compare_first_tokens(one: Served, decode: Served, vocabulary: int, tokens: int, rounds: int) -> None:
-    """Print the time to the first token of one engine and of two, and the rate at which states are read."""
+async def compare_first_tokens(one: Served, decode: Served, vocabulary: int, tokens: int, rounds: int) -> Read:
+    """Print the time to the first token of one engine and of two. Return the states that were read from the peer."""
     alone, apart, before = list[float](), list[float](), Read.of(decode)
     async with aiohttp.ClientSession(one.url) as to_one, aiohttp.ClientSession(decode.url) as to_two:
         loads = (Load(to_one, vocabulary), alone), (Load(to_two, vocabulary), apart)
@@ -89,13 +92,19 @@ async def compare_first_tokens(one: Served, decode: Served, vocabulary: int, tok
     read = Read.of(decode).since(before)
     print(f"prompt of {tokens} tokens: {read.states} of {rounds + 1} states came from the peer")
     if read.states:
-        copy, rate = read.seconds / read.states, read.nbytes / read.seconds
-        bare = bare_rate(read.nbytes // read.states)
+        copy = read.seconds / read.states
         ratios = sorted(two / (single + copy) for single, two in zip(alone[1:], apart[1:], strict=True))
         print(f"  first token: {1000 * median(alone):.0f} ms in one engine, {1000 * median(apart):.0f} ms in two,")
         print(f"    {median(ratios):.2f} times one engine's time and the copy ({ratios[0]:.2f} to {ratios[-1]:.2f})")
-        print(f"  copy: {read.nbytes / read.states / 2**20:.1f} MiB in {1000 * copy:.1f} ms, {rate / 1e9:.2f} GB/s,")
-        print(f"    {rate / bare:.2f} of the {bare / 1e9:.2f} GB/s of a bare socket")
+    return read
+
+
+def compare_with_bare(read: Read, tcp: bool) -> None:
+    """Print the rate at which states were read, and that of a bare socket of the same kind."""
+    nbytes, rate = read.nbytes // read.states, read.nbytes / read.seconds
+    bare = bare_rate(nbytes, tcp)
+    print(f"  copy: {nbytes / 2**20:.1f} MiB in {1000 * nbytes / rate:.1f} ms, {rate / 1e9:.2f} GB/s,")
+    print(f"    {rate / bare:.2f} of the {bare / 1e9:.2f} GB/s of a bare {'TCP' if tcp else 'Unix'} socket")
 
 
 def median(times: list[float]) -> float:
@@ -122,30 +131,39 @@ async def compare_gaps(one: Served, decode: Served, vocabulary: int, streams: in
         print(f"  first token of the prompt: {statistics.median(found.together):.2f} s")
 
 
-def bare_rate(nbytes: int, rounds: int = 9) -> float:
-    """Return the bytes per second at which messages of `nbytes` arrive from another process over a Unix socket.
+def bare_rate(nbytes: int, tcp: bool, rounds: int = 9) -> float:
+    """Return the bytes per second at which messages of `nbytes` arrive from another process over a socket.
 
-    The messages have pauses between them, like the states.
+    Like the states, each message is sent from and received into memory of its own, with pauses in between.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
-    sender = multiprocessing.get_context("fork").Process(target=_send, args=(theirs, ours, nbytes))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours, theirs = tcp_pair(server) if tcp else socket.socketpair(socket.AF_UNIX)
+    sender = multiprocessing.get_context("fork").Process(target=_send, args=(theirs, ours, nbytes, rounds))
     sender.start()
     theirs.close()
-    view, times = memoryview(bytearray(random.randbytes(nbytes))), list[float]()
-    for _ in range(rounds):
+    messages, times = [bytearray(random.randbytes(nbytes)) for _ in range(rounds)], list[float]()
+    ours.recv(1)  # the sender has its messages too
+    for message in messages:
         time.sleep(PAUSE_S)
-        began, at = time.perf_counter(), 0
+        began, view = time.perf_counter(), memoryview(message)
         ours.sendall(b"1")
-        while at < nbytes:
-            at += ours.recv_into(view[at:])
+        while view:
+            view = view[ours.recv_into(view) :]
         times.append(time.perf_counter() - began)
     ours.close()
     sender.join()
     return nbytes / statistics.median(times)
 
 
-def _send(sock: socket.socket, other_end: socket.socket, nbytes: int) -> None:
+def tcp_pair(server: socket.socket) -> tuple[socket.socket, socket.socket]:
+    connected = socket.create_connection(server.getsockname())
+    return connected, server.accept()[0]
+
+
+def _send(sock: socket.socket, other_end: socket.socket, nbytes: int, rounds: int) -> None:
     other_end.close()  # Inherited; while it is open here, this process would not see that the reader has closed it.
-    data = random.randbytes(nbytes)
-    while sock.recv(1):
-        sock.sendall(data)
+    messages = [random.randbytes(nbytes) for _ in range(rounds)]
+    sock.sendall(b"1")
+    for message in messages:
+        sock.recv(1)
+        sock.sendall(message)
