@@ -34,8 +34,11 @@ def library_for(target: Target | None = None) -> Path:
     chosen, found = target or runnable()[0], compiler()
     extra = ("-Wextra", "-Werror", *(SANITIZED if "BATON_SANITIZE" in os.environ else ()))
     open_folder(cache_folder())
-    name = f"{key(found, chosen)}{'-sanitized' * ('BATON_SANITIZE' in os.environ)}"
-    return fetch(cache_folder(), name, lambda path: build(found, chosen, path, extra=extra))
+    kind = "sanitized" if "BATON_SANITIZE" in os.environ else "checked"
+    objects = cache_folder() / f"objects-{kind}"
+    return fetch(
+        cache_folder(), f"{key(found, chosen)}-{kind}", lambda path: build(found, chosen, path, None, extra, objects)
+    )
 
 
 def rounds_operands() -> bool:

@@ -8,13 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from baton.kernels.runtime.cpp.cache import store
+from baton.kernels.runtime.cpp.cache import find, store
 from baton.kernels.runtime.cpp.compiler import FLAGS, Compiler
 from baton.kernels.runtime.cpp.targets import Target
 
 KERNELS = Path(__file__).parents[2]
 PREBUILT = Path(__file__).parent / "prebuilt"
 """The folder of the libraries that a wheel brings, each with all operations for one target. Sources have none."""
+OBJECTS = "objects"
+"""Name of the folder, in the cache's, of the compiled sources."""
 KEY = 16
 """Characters of the hash in a library's name."""
 INCLUDED = re.compile(r'#include "([\w/]+)/\w+\.h"')
@@ -66,11 +68,16 @@ def prebuilt_key(target: Target) -> str:
 
 def _key(target: Target, command: Iterable[str], operations: Collection[str] | None) -> str:
     """Return a library's name: its target, and a hash of what it is made with and from."""
+    return f"{target.name}-{_hash(command, [*sources(operations), *KERNELS.rglob('*.h')])}"
+
+
+def _hash(command: Iterable[str], files: Iterable[Path]) -> str:
+    """Return a hash of a command, and of the paths and contents of files."""
     digest = hashlib.sha256("\0".join(command).encode())
-    for file in sorted([*sources(operations), *KERNELS.rglob("*.h")]):
+    for file in sorted(files):
         content = file.read_bytes()
         digest.update(f"\0{file.relative_to(KERNELS)}\0{len(content)}\0".encode() + content)
-    return f"{target.name}-{digest.hexdigest()[:KEY]}"
+    return digest.hexdigest()[:KEY]
 
 
 def build(
@@ -79,23 +86,43 @@ def build(
     library: Path,
     operations: Collection[str] | None = None,
     extra: tuple[str, ...] = (),
+    objects: Path | None = None,
 ) -> None:
     """Compile the sources in parallel and link them. Raise CompileError if the compiler fails.
 
     library: where the shared library is written.
     operations: the operations that the library is for; None: all.
     extra: further flags of the compiler.
+    objects: a folder for the compiled sources, which only one process uses at a time. A library for other operations,
+      or after a change of a source, then compiles only what is new. None: they are not kept.
     """
     flags = [*compiler.flags(target), f"-I{KERNELS}", *extra]
-    with TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as workers:
+    with TemporaryDirectory() as temporary, ThreadPoolExecutor(os.cpu_count()) as workers:
+        folder = Path(temporary) if objects is None else objects
+        folder.mkdir(exist_ok=True)
+        command, headers = [*compiler.command, compiler.version, *flags], [*KERNELS.rglob("*.h")]
+        names = {source: f"{target.name}-{_hash(command, [source, *headers])}" for source in sources()}
+        remove_others(folder, target, names.values())
 
         def compile_one(source: Path) -> str:
-            compiled = Path(folder) / f"{name_of(source)}-{source.stem}.o"
+            if (kept := find(folder, names[source], ".o")) is not None:
+                return str(kept)
+            compiled = folder / f"{names[source]}.new"
             compiler.run([*flags, "-c", str(source), "-o", str(compiled)])
-            return str(compiled)
+            return str(store(compiled, names[source], ".o"))
 
-        objects = list(workers.map(compile_one, sources(operations)))
-        compiler.run([*flags, *compiler.link_flags, *objects, "-o", str(library)])
+        linked = list(workers.map(compile_one, sources(operations)))
+        compiler.run([*flags, *compiler.link_flags, *linked, "-o", str(library)])
+
+
+def remove_others(folder: Path, target: Target, names: Collection[str]) -> None:
+    """Remove a target's compiled sources from a folder, unless they have one of the names."""
+    for abandoned in folder.glob("*.new"):  # left by a process that was killed
+        abandoned.unlink()
+    for file in folder.glob("*.o"):
+        name = file.name.rpartition("-")[0]
+        if name.rpartition("-")[0] == target.name and name not in names:
+            file.unlink()
 
 
 def build_prebuilt(compiler: Compiler, target: Target, folder: Path) -> Path:

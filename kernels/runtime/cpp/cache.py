@@ -67,24 +67,24 @@ def fetch(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
             temporary.unlink(missing_ok=True)
 
 
-def find(folder: Path, key: str) -> Path | None:
+def find(folder: Path, key: str, suffix: str = ".so") -> Path | None:
     """Return the path of the library with this key; None if the folder has none, or only a damaged one."""
-    for path in sorted(folder.glob(f"{key}-*.so")):
-        if path.name == _name(key, path.read_bytes()):
+    for path in sorted(folder.glob(f"{key}-*{suffix}")):
+        if path.name == _name(key, path.read_bytes(), suffix):
             return path
     return None
 
 
-def store(built: Path, key: str) -> Path:
+def store(built: Path, key: str, suffix: str = ".so") -> Path:
     """Give a new library its name, in the folder where it was built, and return its path."""
-    path = built.with_name(_name(key, built.read_bytes()))
+    path = built.with_name(_name(key, built.read_bytes(), suffix))
     built.rename(path)  # Atomic, so that a process never sees half a library.
     return path
 
 
-def _name(key: str, content: bytes) -> str:
-    """Return the file name of a library with this key and content."""
-    return f"{key}-{hashlib.sha256(content).hexdigest()[:DIGEST]}.so"
+def _name(key: str, content: bytes, suffix: str) -> str:
+    """Return the file name of a library, or of a compiled source, with this key and content."""
+    return f"{key}-{hashlib.sha256(content).hexdigest()[:DIGEST]}{suffix}"
 
 
 @contextmanager

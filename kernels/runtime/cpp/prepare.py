@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from baton.kernels.runtime.cpp import library
-from baton.kernels.runtime.cpp.build import PREBUILT, build, key, prebuilt_key
+from baton.kernels.runtime.cpp.build import OBJECTS, PREBUILT, build, key, prebuilt_key
 from baton.kernels.runtime.cpp.cache import CacheError, cache_folder, fetch, find, open_folder
 from baton.kernels.runtime.cpp.compiler import CompileError, Compiler, find_compiler
 from baton.kernels.runtime.cpp.targets import AMX, Target, machine, targets_here
@@ -101,7 +101,7 @@ class Prepared:
         def compile_to(path: Path) -> None:
             self.compiled = True
             on_compile(self)
-            build(compiler, target, path, self.operations)
+            build(compiler, target, path, self.operations, objects=folder / OBJECTS)
 
         return fetch(folder, key(compiler, target, self.operations), compile_to)
 

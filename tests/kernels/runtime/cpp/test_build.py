@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.kernels.runtime.cpp.build import KERNELS, key, name_of, sources
+from baton.kernels.runtime.cpp.build import KERNELS, build, key, name_of, sources
 from baton.kernels.runtime.cpp.compiler import Compiler
-from baton.kernels.runtime.cpp.targets import TARGETS, machine
+from baton.kernels.runtime.cpp.targets import TARGETS, Target, machine
 from tests.kernels.installed import compiler, library_for, runnable
 
 ROOT = KERNELS.parent
@@ -56,6 +56,41 @@ def test_the_sources_of_an_operation_include_those_of_included_operations() -> N
         len({key(gcc, target, of) for of in ({"norm.rms"}, {"moe.experts"}, {"moe.experts", "linear.dense"}, None)})
         == 3
     )
+
+
+def test_only_sources_that_are_new_are_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("baton.kernels.runtime.cpp.build.KERNELS", tmp_path / "kernels")
+    for name in ("norm/rms", "conv1d"):
+        (tmp_path / "kernels" / name).mkdir(parents=True)
+        (tmp_path / "kernels" / name / "cpu.cpp").write_text(name)
+    header = tmp_path / "kernels" / "norm" / "sums.h"
+    header.write_text("a")
+    objects, ran = tmp_path / "objects", list[str]()
+
+    def run(compiler: Compiler, arguments: list[str]) -> None:
+        Path(arguments[-1]).write_text(" ".join(arguments))
+        if "-c" in arguments:
+            ran.append(name_of(Path(arguments[-3])))
+
+    def compiled(operations: set[str] | None = None, target: Target = TARGETS[3], version: str = "12.2") -> set[str]:
+        ran.clear()
+        build(Compiler(("c++",), version), target, tmp_path / "library.so", operations, objects=objects)
+        return set(ran)
+
+    monkeypatch.setattr(Compiler, "run", run)
+
+    assert compiled({"conv1d"}) == {"conv1d"}
+    assert compiled() == {"norm.rms"} and compiled() == set()
+    assert (tmp_path / "library.so").read_text().count(".o") == 2
+    assert TARGETS[2].name + "-bf16" == TARGETS[1].name, "the name of one target begins with the name of another"
+    assert compiled(target=TARGETS[2]) == compiled(target=TARGETS[1]) == {"norm.rms", "conv1d"}
+    (tmp_path / "kernels" / "conv1d" / "cpu.cpp").write_text("changed")
+    assert compiled() == {"conv1d"}
+    next(objects.glob(f"{TARGETS[3].name}-*.o")).write_text("damaged")
+    assert len(compiled()) == 1
+    header.write_text("b")
+    assert compiled() == {"norm.rms", "conv1d"} and compiled(version="13") == {"norm.rms", "conv1d"}
+    assert len(list(objects.iterdir())) == 6, "objects of older sources and compilers are removed"
 
 
 def operations_of(sources: list[Path]) -> set[str]:
