@@ -105,8 +105,8 @@ def build(
         remove_others(folder, target, names.values())
 
         def compile_one(source: Path) -> str:
-            if (kept := find(folder, names[source], ".o")) is not None:
-                return str(kept)
+            if (found := find(folder, names[source], ".o")) is not None:
+                return str(found)
             compiled = folder / f"{names[source]}.new"
             compiler.run([*flags, "-c", str(source), "-o", str(compiled)])
             return str(store(compiled, names[source], ".o"))
