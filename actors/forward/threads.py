@@ -23,7 +23,7 @@ class DeviceThread:
 
     def __init__(self, device: Device, deliver: Deliver, failed: Callable[[BaseException], None]) -> None:
         self._device = device
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], None] | Work | None] = SimpleQueue()
         self._failed = failed
         enter = device.enter_thread
         self._steps, self._copies = Waiter("steps", enter, deliver, failed), Waiter("copies", enter, deliver, failed)
@@ -65,7 +65,7 @@ class DeviceThread:
         self._calls.put(lambda: self._device.extend_row(row, pages))
 
     def run(self, work: Work) -> None:
-        self._calls.put(lambda: self._steps.take(self._device.launch(work)))
+        self._calls.put(work)
 
     def close(self) -> None:
         """Finish everything that is enqueued, then end the threads."""
@@ -77,17 +77,43 @@ class DeviceThread:
     def _work(self) -> None:
         try:
             self._device.enter_thread()
-            while (call := self._calls.get()) is not None and not (self._steps.has_failed or self._copies.has_failed):
-                call()
+            while (call := self._next()) is not None and not (self._steps.has_failed or self._copies.has_failed):
+                if isinstance(call, Work):
+                    self._launch(call)
+                else:
+                    self._deliver()
+                    call()
+            self._deliver()
         except BaseException as error:
             self._failed(error)
+
+    def _next(self) -> Callable[[], None] | Work | None:
+        if self._calls.empty():
+            self._deliver()
+        return self._calls.get()
+
+    def _launch(self, work: Work) -> None:
+        """Launch a step, after its packing and then the delivery of the results that are held.
+
+        Packing needs the interpreter's lock, for which it would compete with the actors that a delivery wakes. A CPU
+        would be idle in that time.
+        """
+        try:
+            self._device.pack(work)
+        finally:
+            self._deliver()
+        self._steps.take(self._device.launch(work))
+
+    def _deliver(self) -> None:
+        self._copies.deliver()
+        self._steps.deliver()
 
 
 class Waiter:
     """A thread that waits for Pendings and delivers their results in order.
 
     The thread starts with the first Pending that is not over when `take` gets it. On a CPU every Pending is over at
-    once, so the thread never starts, and `take` delivers the results.
+    once, so the thread never starts, and `deliver` delivers the results.
 
     what: the part of the thread's name after `device-`.
     enter: called first on the thread.
@@ -101,22 +127,30 @@ class Waiter:
         self._deliver = deliver
         self._failed = failed
         self._taken = self._delivered = 0  # each written by one thread only
+        self._held: Ran | Transferred | None = None  # a result that `deliver` delivers
         self._pending: SimpleQueue[Pending[Ran | Transferred] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"device-{what}", daemon=True)
 
     def take(self, pending: Pending[Ran | Transferred]) -> None:
-        """Deliver the result of a Pending, now or when it is over. Call from one thread only.
+        """Take a Pending, whose result is delivered by `deliver` if it is over, else by the thread when it is.
 
-        Raises the error of a Pending that is over already.
+        Call this and `deliver` from one thread only, `deliver` before the next `take`. Raises the error of a Pending
+        that is over already.
         """
         # If an earlier Pending is still waited for, delivering this one now would change the order.
         if self._taken == self._delivered and pending.passed():
-            self._deliver(pending.collect().report)
+            self._held = pending.collect().report
             return
         if not self._thread.is_alive():
             self._thread.start()
         self._taken += 1
         self._pending.put(pending)
+
+    def deliver(self) -> None:
+        """Deliver the result of the Pending that was over when it was taken, if there is one."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._deliver(held)
 
     def close(self) -> None:
         """Deliver everything that was taken, then end the thread."""

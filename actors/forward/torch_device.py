@@ -57,6 +57,7 @@ class TorchDevice:
             self._counts = TokenCounts(model.vocab_size, pools.slots.device)
             self._inbox = Inbox(INBOX_BYTES, pools.slots.device, self._stream)
         self._decoder: CapturedDecode | None = None
+        self._packed: PackedStep | None = None  # the step that is launched next
 
     @property
     def copies_aside(self) -> bool:
@@ -117,18 +118,28 @@ class TorchDevice:
     def extend_row(self, row: int, pages: list[int]) -> None:
         self._table.extend(row, pages)
 
+    def pack(self, work: Work) -> None:
+        with self._stream.active(), torch.inference_mode():
+            self._packed = self._pack(work)
+
     def launch(self, work: Work) -> Pending[Ran]:
         torch.set_flush_denormal(True)  # Per-thread setting: decaying states reach denormals, which are slow on a CPU.
         with self._stream.active(), torch.inference_mode():
             return self._launch(work)
 
+    def _decoder_for(self, work: Work) -> CapturedDecode | None:
+        return self._decoder if work.decodes and self._decoder and self._decoder.takes(work) else None
+
+    def _pack(self, work: Work) -> PackedStep:
+        captures, sizes = self._decoder_for(work) is not None, (self.model.chunk_size, self.pools.page_size)
+        self._inbox.begin()
+        return pack_step(self._inbox, work, self._table, *sizes, captures)
+
     def _launch(self, work: Work) -> LaunchedWork:
-        decoder = self._decoder if work.decodes and self._decoder and self._decoder.takes(work) else None
-        inbox = self._inbox
-        inbox.begin()
-        step = pack_step(inbox, work, self._table, self.model.chunk_size, self.pools.page_size, decoder is not None)
+        packed, self._packed = self._packed, None
+        step, decoder = packed if packed and packed.work is work else self._pack(work), self._decoder_for(work)
         began = self._stream.record()
-        inbox.send()
+        self._inbox.send()
         if decoder:
             decoder.send(work)
         if step.page_update:

@@ -55,10 +55,12 @@ def test_every_call_is_made_in_order_on_the_thread() -> None:
         ("drop_all",),
         ("open_row", 16, 17, 18, request, [19]),
         ("extend_row", 20, [21]),
+        ("pack", work),
         ("launch", work),
     ]
     for name, *arguments in expected:
-        getattr(thread, "run" if name == "launch" else name)(*arguments)
+        if name != "pack":
+            getattr(thread, "run" if name == "launch" else name)(*arguments)
     thread.close()
     assert device.calls == [("enter_thread",), *expected] and not failed and device.threads == {"device"}
     assert delivered == [Transferred(7), Transferred(11), ran(1)]
@@ -70,8 +72,39 @@ def test_no_call_is_made_after_one_that_raises() -> None:
     thread.run(Work(0, [], [], [], []))
     thread.clear(1)
     thread.close()
-    assert [name for name, *_ in device.calls] == ["enter_thread", "launch"]
+    assert [name for name, *_ in device.calls] == ["enter_thread", "pack", "launch"]
     assert [str(error) for error in failed] == ["the device is gone"]
+
+
+class SteppedCalls(NotedCalls):
+    """A device whose steps wait in `launch` until the test lets them end, as a CPU's do while they compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.computing, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
+
+    def launch(self, work: Work) -> Done[Any] | None:
+        self.computing.release()
+        assert self.may_end.acquire(timeout=10)
+        return self._note("launch", work)
+
+
+def test_the_next_step_is_packed_before_a_result_is_delivered_and_launched_after() -> None:
+    device, failed = SteppedCalls(), list[BaseException]()
+    thread = DeviceThread(device, lambda report: device.calls.append(report), failed.append)  # type: ignore[arg-type]
+    steps = [Work(number, [], [], [], []) for number in (1, 2, 3)]
+    thread.run(steps[0])
+    assert device.computing.acquire(timeout=10)
+    thread.run(steps[1])  # enqueued while the first is computed
+    device.may_end.release()
+    assert device.computing.acquire(timeout=10)
+    device.may_end.release()
+    wait_for(lambda: device.calls[-1] == ran(2))  # nothing is enqueued, so the result does not wait
+    thread.run(steps[2])
+    device.may_end.release()
+    thread.close()
+    expected = [("pack", steps[0]), ("launch", steps[0]), ("pack", steps[1]), ran(1), ("launch", steps[1]), ran(2)]
+    assert device.calls[1:] == [*expected, ("pack", steps[2]), ("launch", steps[2]), ran(3)] and not failed
 
 
 class Late:
@@ -103,6 +136,9 @@ class LateDevice:
 
     def enter_thread(self) -> None:
         self.entered.append(threading.current_thread().name)
+
+    def pack(self, work: Work) -> None:
+        pass
 
     def launch(self, work: Work) -> Late:
         return self.steps[work.step]
