@@ -42,7 +42,7 @@ async def within(seconds: float, work: Callable[[], T]) -> T:
 
 
 class OwnThread(Generic[T]):
-    """A thread for one piece of work that cannot be interrupted. It tells how much processor time the work has used."""
+    """A thread for one piece of work that cannot be interrupted, and the processor time that the work has used."""
 
     def __init__(self, name: str, work: Callable[[], T], ended: Callable[[], object]) -> None:
         """Start the thread. ended: called on the event loop when the work ends, even if nothing waits for it."""

@@ -15,3 +15,4 @@ FOLDER = Path(kernels.__path__[0])
 for file in sorted(FOLDER.rglob("triton*.py")):
     import_module(f"baton.kernels.{'.'.join(file.relative_to(FOLDER).with_suffix('').parts)}")
 del os.environ["TRITON_INTERPRET"]
+import_module("tests.kernels.gpu.quick_interpreter").make_quick()
