@@ -146,7 +146,17 @@ def milliseconds(seconds: float) -> float:
 
 def token_text(text: Text, id: int) -> str:
     """Decode one token by itself. A token that is only a part of a character becomes U+FFFD."""
-    return text.decode([id], skip_special_tokens=False)
+    found = text.token_bytes(id)
+    return text.decode([id], skip_special_tokens=False) if found is None else found.decode(errors="replace")
+
+
+def token_bytes(text: Text, id: int) -> list[int] | None:
+    """Return the bytes of a token; None if it is a part of a character, and the tokenizer does not say which."""
+    found = text.token_bytes(id)
+    if found is None:
+        shown = token_text(text, id)
+        return None if "\ufffd" in shown else list(shown.encode())
+    return list(found)
 
 
 def finite(logprob: float) -> float:

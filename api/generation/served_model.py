@@ -91,6 +91,10 @@ class Text(Protocol):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
+    def token_bytes(self, id: int) -> bytes | None:
+        """Return the bytes that a token stands for; None if they are not known."""
+        ...
+
 
 @dataclass(frozen=True)
 class ServedModel:

@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from baton.actors.requests import Output, TokenLogprob
-from baton.api.generation.answers import Answer, Usage, finite, token_text, usage
+from baton.api.generation.answers import Answer, Usage, finite, token_bytes, token_text, usage
 from baton.api.generation.outputs import Generation
 from baton.api.generation.parsed_answer import CalledTool, ParsedAnswer
 from baton.api.generation.served_model import Text
@@ -109,18 +109,9 @@ def choice_logprobs(text: Text, items: Sequence[TokenLogprob]) -> ChoiceLogprobs
 
 
 def token_logprob(text: Text, item: TokenLogprob) -> ChatTokenLogprob:
-    shown = token_text(text, item.token)
-    top = []
-    for id, logprob in item.top:
-        alternative = token_text(text, id)
-        top.append(TopLogprob(alternative, finite(logprob), utf8(alternative)))
+    top = [TopLogprob(token_text(text, id), finite(at), token_bytes(text, id)) for id, at in item.top]
     logprob = finite(item.logprob) if item.logprob is not None else 0.0
-    return ChatTokenLogprob(shown, logprob, utf8(shown), top)
-
-
-def utf8(token: str) -> list[int] | None:
-    """Return a token's bytes, or None for a token that is a part of a character: its text lacks the bytes."""
-    return None if "\ufffd" in token else list(token.encode())
+    return ChatTokenLogprob(token_text(text, item.token), logprob, token_bytes(text, item.token), top)
 
 
 def choice_of(index: int, answer: Answer, parsed: ParsedAnswer, logprobs: ChoiceLogprobs | None) -> ChatChoice:

@@ -16,6 +16,7 @@ from baton.models.text.detokenizer import Detokenizer
 from baton.models.text.encoder import Encoded, PieceEncoder
 from baton.models.text.grammars.compiling import Grammars
 from baton.models.text.template import Beginning, ChatTemplate, KeptReasoning, TemplateError
+from baton.models.text.token_bytes import TokenBytes
 from baton.models.text.vocabulary import end_ids, read_vocabulary, sampling_of, settings_of
 
 __all__ = ["ModelText", "TemplateError", "load_template", "load_text"]
@@ -51,6 +52,7 @@ class ModelText:
         self._encoder = PieceEncoder(tokenizer, tokens_in(template, tokenizer) if template is not None else ())
         added = tokenizer.get_added_tokens_decoder()
         self._added = frozenset(added)
+        self._bytes = TokenBytes(tokenizer)
         self.added_tokens = frozenset(token.content for token in added.values())
         """Texts for which the tokenizer has a token of their own, special or not."""
         self._special = {id: token.content for id, token in added.items() if token.special}
@@ -109,6 +111,10 @@ class ModelText:
         if len(ids) <= BATCH_ABOVE:
             return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
+
+    def token_bytes(self, id: int) -> bytes | None:
+        """Return the bytes that a token stands for; None if they are not known."""
+        return self._bytes.of(id)
 
     def detokenizer(self, prompt_tail: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
         """Return the incremental decoder of an output that follows the tokens `prompt_tail`."""

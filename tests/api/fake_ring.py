@@ -131,6 +131,9 @@ class FakeText:
         text = bytes(i for i in ids if i < 256).decode(errors="replace")
         return text + ("" if skip_special_tokens else "</s>" * sum(i >= 256 for i in ids))
 
+    def token_bytes(self, id: int) -> bytes | None:
+        return bytes([id]) if id < 256 else None
+
 
 def shown(message: Mapping[str, Any]) -> str:
     thought = message.get("reasoning_content")

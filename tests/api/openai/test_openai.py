@@ -105,7 +105,7 @@ async def test_chat_logprobs() -> None:
     assert (token.token, token.logprob, token.bytes) == ("H", -0.5, [72])
     assert [(t.token, t.logprob) for t in token.top_logprobs] == [("H", -0.5), ("I", -9999.0)]
     assert half.choices[0].logprobs is not None and half.choices[0].logprobs.content is not None
-    assert half.choices[0].logprobs.content[0].bytes is None
+    assert half.choices[0].logprobs.content[0].bytes == [195], "a part of a character"
 
 
 async def test_completions() -> None:
