@@ -164,10 +164,6 @@ __attribute__((always_inline)) inline void Codes<BITS>::unpack(int unit, float *
 #endif
 
 #if defined(__AVX512BF16__)
-constexpr bool MULTIPLIES_BFLOAT16 = true;
-template <class T>
-using Number = T;  // The type that codes are converted to, and are multiplied in, for inputs of type T.
-
 // The bfloat16 numbers of all codes of up to 6 bits. For fewer bits they are repeated: a look-up among 32 numbers uses
 // the lowest 5 bits of an index, and a code may have 4.
 struct Numbers {
@@ -225,10 +221,6 @@ __attribute__((always_inline)) inline void Codes<BITS>::unpack(int unit, bfloat1
         }
     }
 }
-#else
-constexpr bool MULTIPLIES_BFLOAT16 = false;
-template <class T>
-using Number = float;
 #endif
 
 // Load LANES numbers of IEEE half precision. Denormal ones are not flushed to zero.

@@ -17,8 +17,7 @@
 namespace baton {
 namespace {
 
-// Numbers of the scratch buffers; moe/experts, which calls this file's functions, uses 0 and 1.
-constexpr int INPUT_SUMS = 2, ROWS = 3;
+constexpr int INPUT_SUMS = 2;  // Number of the scratch buffer; moe/experts, which calls input_sums, uses 0 and 1.
 
 // Maximum rows of a tile. Each number of rows is compiled separately, so where bfloat16 is multiplied as such, float32,
 // which is then rarely used with integer weights, has at most 4.
@@ -122,16 +121,9 @@ void sums_of(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums,
 
 // Return the matrix with its rows in the type that is multiplied: in this thread's scratch memory if they are converted.
 template <int BITS, class T>
-QuantizedMatrix<BITS, Number<T>> converted(const QuantizedMatrix<BITS, T> &m) {
-    if constexpr (std::is_same_v<T, Number<T>>) {
-        return m;
-    } else {
-        float *const rows = scratch(ROWS, m.rows * m.inputs);
-        for (int64_t row = 0; row < m.rows; row++)
-            for (int64_t i = 0; i < m.inputs; i += LANES)
-                put(rows + row * m.inputs + i, load(m.x + row * m.x_stride + i, m.inputs - i), m.inputs - i);
-        return {m.data, m.form, rows, nullptr, m.inputs, m.rows, m.inputs, m.outputs, m.input_sums};
-    }
+QuantizedMatrix<BITS, Number<T>> with_numbers(const QuantizedMatrix<BITS, T> &m) {
+    const Rows<T> x = converted(m);
+    return {m.data, m.form, x.first, nullptr, x.stride, m.rows, m.inputs, m.outputs, m.input_sums};
 }
 
 }  // namespace
@@ -139,7 +131,7 @@ QuantizedMatrix<BITS, Number<T>> converted(const QuantizedMatrix<BITS, T> &m) {
 template <int BITS, class T>
 void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums, TileRegisters &registers,
                 const void *) {
-    sums_of(converted(m), block, sums, registers);
+    sums_of(with_numbers(m), block, sums, registers);
 }
 
 // Compute the sums of the groups of rows [begin, end): sums, [rows, groups].
@@ -193,7 +185,7 @@ void linear(QuantizedMatrix<BITS, T> m, T *y, int64_t y_stride) {
         // Rows are in the cache while a part's blocks are multiplied with them.
         for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
             const auto part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
-            const auto numbers = converted(part);
+            const auto numbers = with_numbers(part);
             for (int64_t block = begin; block < end; block++) {
                 sums_of(numbers, block, sums, registers);
                 finish(sums, m.bias, part.rows, block, m.outputs, y + row * y_stride, y_stride);
