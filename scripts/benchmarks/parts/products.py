@@ -44,8 +44,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         choices=LIMITS,
-        help="measure this target in this process, where torch uses all instructions of the CPU, unless the environment "
-        "limits it (LIMITS in this script's source); default: each target in a process whose torch is limited alike",
+        help="measure this target in this process, where torch may use all of the CPU's instructions unless its "
+        "environment limits it (LIMITS in the source); default: each in a process whose torch is limited alike",
     )
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="numbers of rows")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="types of the weights")
