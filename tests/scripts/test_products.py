@@ -3,23 +3,39 @@
 import pytest
 import torch
 
+from baton.kernels.linear.quantized import Groups
+from baton.kernels.linear.quantized.native import random_groups
 from baton.kernels.runtime.cpp.targets import TARGETS
+from baton.models.gguf.blocks import BLOCKS
 from scripts.benchmarks.parts import products
 from tests.kernels.installed import installed
+from tests.kernels.rounding import assert_rounded
 
-# Relative error of the weights: of rounding bfloat16 results, or of integers.
-ERRORS = {"float32": 1e-5, "bfloat16": 5e-3, "int8": 1e-2, "int4": 0.15}
+# Relative error of the weights: of rounding bfloat16 results, or of integers. Torch's weights of block formats are
+# rounded to bfloat16.
+ERRORS = {"float32": 1e-5, "bfloat16": 5e-3, "int8": 1e-2, "int4": 0.15, **dict.fromkeys(products.BLOCK_FORMATS, 1e-2)}
 
 
 @pytest.mark.parametrize("kind", products.KINDS)
 def test_both_products_are_of_the_same_weights(kind: str) -> None:
     torch.manual_seed(0)
-    x = torch.randn(3, 64).to(torch.float32 if kind == "float32" else torch.bfloat16)
+    x = torch.randn(3, 256).to(torch.float32 if kind == "float32" else torch.bfloat16)
     with installed():
-        ours, theirs = products.forms(kind, 64, 96)
+        ours, theirs = products.forms(kind, 256, 96)
         for _ in range(3):
             found, expected = ours(x).float(), theirs(x).float()
             assert (found - expected).norm() <= ERRORS[kind] * expected.norm()
+
+
+@pytest.mark.parametrize("kind", products.BLOCK_FORMATS)
+def test_products_of_block_formats_are_exact_to_their_rounding(kind: str) -> None:
+    x, form = torch.randn(3, 512).bfloat16(), BLOCKS[kind].form
+    groups = random_groups(form, 40, 512, torch.Generator().manual_seed(1))
+    scaled = Groups(form, *groups.fields()[:3]).numbers().double()  # without the minima, which are terms of their own
+    numbers = groups.numbers().double()
+    size = x.double().abs() @ (scaled.abs() + (numbers - scaled).abs()).t()
+    with installed():
+        assert_rounded(products.by_integers([groups])(x), x.double() @ numbers.t(), 512 + 4, size)
 
 
 def test_each_product_takes_other_weights_than_the_one_before() -> None:

@@ -20,11 +20,10 @@ namespace {
 constexpr int64_t DEPTH = 256, DEPTH_OF_FEW = 64, FEW = 16;
 constexpr int64_t STEP_BYTES = OUT * 4;
 
-}  // namespace
-
+// block_sums, as product.h declares it, of rows in the type that is multiplied.
 template <class T>
-void block_sums(const PackedMatrix<T> &m, int64_t block, float *sums, [[maybe_unused]] TileRegisters &registers,
-                const void *following) {
+void sums_of(const PackedMatrix<T> &m, const Rows<T> &rows_of_x, int64_t block, float *sums,
+             [[maybe_unused]] TileRegisters &registers, const void *following = nullptr) {
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<T, bfloat16>) return sums_in_tiles(m, block, sums, registers);
 #endif
@@ -39,12 +38,12 @@ void block_sums(const PackedMatrix<T> &m, int64_t block, float *sums, [[maybe_un
         if (part + 1 == parts && following) next = static_cast<const char *>(following);
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t row = m.rows * t / tiles, rows = m.rows * (t + 1) / tiles - row;
-            const T *x = m.x + row * m.x_stride + from * Step<T>::INPUTS;
+            const Number<T> *x = rows_of_x.from(row).first + from * Step<T>::INPUTS;
             const Prefetch prefetch{next + steps * STEP_BYTES * t / tiles, STEP_BYTES / tiles, !are_few};
             float *kept = sums + row * OUT;
             with_rows<T>(rows, [&](auto tile) {
                 tile.each([=](floats &sum, int r, int column) { sum = load(kept + r * OUT + column); });
-                tile.add(x, m.x_stride, weights, steps, prefetch);
+                tile.add(x, rows_of_x.stride, weights, steps, prefetch);
                 tile.each([=](floats sum, int r, int column) { put(kept + r * OUT + column, sum); });
             });
         }
@@ -52,12 +51,20 @@ void block_sums(const PackedMatrix<T> &m, int64_t block, float *sums, [[maybe_un
     if (m.whole_steps() == m.steps()) return;
     const Step<T> last(m.block(block) + m.whole_steps() * OUT * Step<T>::INPUTS);
     for (int64_t row = 0; row < m.rows; row++) {
-        const T x[2] = {m.x[row * m.x_stride + m.inputs - 1], T{}};
+        const Number<T> x[2] = {rows_of_x.from(row).first[m.inputs - 1], Number<T>{}};
         floats held[VECTORS];
         for (int v = 0; v < VECTORS; v++) held[v] = load(sums + row * OUT + v * LANES);
         last.add(held, x);
         for (int v = 0; v < VECTORS; v++) put(sums + row * OUT + v * LANES, held[v]);
     }
+}
+
+}  // namespace
+
+template <class T>
+void block_sums(const PackedMatrix<T> &m, int64_t block, float *sums, TileRegisters &registers,
+                const void *following) {
+    sums_of(m, converted(m), block, sums, registers, following);
 }
 
 template void block_sums(const PackedMatrix<float> &, int64_t, float *, TileRegisters &, const void *);
@@ -89,21 +96,35 @@ void linear_of_many(const PackedMatrix<bfloat16> &m, bfloat16 *y, int64_t y_stri
 }
 #endif
 
+// y = the product with rows in the type that is multiplied.
+template <class T>
+void multiply(const PackedMatrix<T> &m, const Rows<T> &x, T *y, int64_t y_stride) {
+    parallel_for_with<TileRegisters>(m.blocks(), grain(m), [&](TileRegisters &registers, int64_t begin, int64_t end) {
+        float sums[ROWS_AT_ONCE * OUT];
+        for (int64_t block = begin; block < end; block++)
+            for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
+                const PackedMatrix<T> part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
+                sums_of(part, x.from(row), block, sums, registers);
+                finish(sums, m.bias, part.rows, block, m.outputs, y + row * y_stride, y_stride);
+            }
+    });
+}
+
 template <class T>
 void linear(const PackedMatrix<T> &m, T *y, int64_t y_stride) {
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<T, bfloat16>)
         if (m.rows > ROWS_AT_ONCE) return linear_of_many(m, y, y_stride);
 #endif
-    parallel_for_with<TileRegisters>(m.blocks(), grain(m), [&](TileRegisters &registers, int64_t begin, int64_t end) {
-        float sums[ROWS_AT_ONCE * OUT];
-        for (int64_t block = begin; block < end; block++)
-            for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
-                const PackedMatrix<T> part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
-                block_sums(part, block, sums, registers);
-                finish(sums, m.bias, part.rows, block, m.outputs, y + row * y_stride, y_stride);
-            }
-    });
+    if constexpr (std::is_same_v<T, Number<T>>) return multiply(m, {m.x, m.x_stride}, y, y_stride);
+    constexpr int64_t MOST = 4 * ROWS_AT_ONCE;  // Rows that are converted at once.
+    for (int64_t row = 0; row < m.rows; row += MOST) {
+        const PackedMatrix<T> part = m.from_row(row, std::min(MOST, m.rows - row));
+        float *const x = scratch(CONVERTED, part.rows * m.inputs);
+        parallel_for(part.rows, 16384 / m.inputs + 1,
+                     [&](int64_t begin, int64_t end) { convert(part, begin, end, x); });
+        multiply(part, {reinterpret_cast<const Number<T> *>(x), m.inputs}, y + row * y_stride, y_stride);
+    }
 }
 
 // Copy rows `tokens` of a matrix, which is packed as for `linear`, to y [rows, inputs].

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
@@ -10,6 +11,7 @@
 
 #include "product.h"
 #include "runtime/cpp/numbers.h"
+#include "runtime/cpp/parallel.h"
 
 namespace baton {
 namespace {
@@ -19,6 +21,49 @@ constexpr int VECTORS = OUT / LANES;
 // Maximum rows of a tile: more accumulators, or addresses of rows, would not fit into registers.
 constexpr int MAX_ROWS = VECTORS <= 2 ? 8 : VECTORS == 4 ? 3 : 1;
 constexpr int64_t LINE = 64;  // Bytes of a cache line.
+
+// The type that inputs of type T are multiplied in. Converting each input where it is multiplied would take as long as
+// the product.
+#if defined(__AVX512BF16__)
+constexpr bool MULTIPLIES_BFLOAT16 = true;
+template <class T>
+using Number = T;
+#else
+constexpr bool MULTIPLIES_BFLOAT16 = false;
+template <class T>
+using Number = float;
+#endif
+
+constexpr int CONVERTED = 3;  // Number of the scratch buffer of `converted`; moe/experts uses 0 and 1.
+
+// Convert rows [begin, end) of a matrix: to, [rows, m.inputs].
+template <class M>
+void convert(const M &m, int64_t begin, int64_t end, float *to) {
+    for (int64_t row = begin; row < end; row++)
+        for (int64_t i = 0; i < m.inputs; i += LANES)
+            put(to + row * m.inputs + i, load(m.x + row * m.x_stride + i, m.inputs - i), m.inputs - i);
+}
+
+// Rows of inputs in the type that they are multiplied in.
+template <class T>
+struct Rows {
+    const Number<T> *first;
+    int64_t stride;
+
+    Rows from(int64_t row) const { return {first + row * stride, stride}; }
+};
+
+// Return a matrix's rows; converted ones are in this thread's scratch memory.
+template <class M, class T = typename M::Input>
+Rows<T> converted(const M &m) {
+    if constexpr (std::is_same_v<T, Number<T>>) {
+        return {m.x, m.x_stride};
+    } else {
+        float *const rows = scratch(CONVERTED, m.rows * m.inputs);
+        convert(m, 0, m.rows, rows);
+        return {rows, m.inputs};
+    }
+}
 
 // A prefetch of later weights while others are multiplied: `stride` bytes at each step, into the L1 cache if to_first,
 // else into L2.
@@ -103,7 +148,8 @@ struct Step<bfloat16> {
         }
     }
 
-    void add(floats *sums, const bfloat16 *x) const {
+    template <class X>
+    void add(floats *sums, const X *x) const {
         const float left = to_float(x[0]), right = to_float(x[1]);
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {

@@ -1,6 +1,10 @@
 // Codes of packed weights: the integers of a block's outputs, and the numbers that they stand for.
 #pragma once
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #include "linear/dense/rows.h"
 #include "runtime/cpp/numbers.h"
 
@@ -8,6 +12,19 @@ namespace baton {
 namespace {
 
 typedef int32_t integers __attribute__((vector_size(4 * LANES)));
+
+// Load LANES signed 16-bit integers.
+inline integers load_signed(const uint8_t *from) {
+    typedef int16_t shorts __attribute__((vector_size(2 * LANES), aligned(1), may_alias));
+    const shorts &x = *reinterpret_cast<const shorts *>(from);
+#if defined(__AVX2__)
+    integers wide;
+    asm("vpmovsxwd %1, %0" : "=v"(wide) : "m"(x));  // GCC 12 would generate several instructions.
+    return wide;
+#else
+    return __builtin_convertvector(x, integers);
+#endif
+}
 
 // The codes of a block's OUT outputs for UNIT inputs. Their lowest 4 bits fill a cache line, which is called a unit, or
 // all their 8 bits do.
@@ -55,11 +72,9 @@ struct Codes {
     void pairs(int unit, int output, int input, integers *first, integers *second) const {
         const uint8_t *const codes = lower + unit * LINE;
         if constexpr (BITS == 8) {
-            halves both;
-            std::memcpy(&both, codes + output * 2, sizeof both);
-            const integers wide = (integers) __builtin_convertvector(both, words);
-            *first = wide << 24 >> 24;
-            *second = wide << 16 >> 24;
+            const integers both = load_signed(codes + output * 2);
+            *first = both << 24 >> 24;
+            *second = both >> 8;
         } else {
             const int at = output % (OUT / 2) * 4, field = input / 2 * 2 + output / (OUT / 2);
             words both;
@@ -78,7 +93,13 @@ struct Codes {
 
     // Convert the codes of a unit to [UNIT / k, OUT, k], where k is Step::INPUTS. Always inlined, so that the compiler
     // can keep the numbers in registers.
-    __attribute__((always_inline)) void unpack(int unit, float *to) const {
+#if defined(__AVX512F__)
+    __attribute__((always_inline)) void unpack(int unit, float *to) const;
+#else
+    __attribute__((always_inline)) void unpack(int unit, float *to) const { unpack_pairs(unit, to); }
+#endif
+
+    __attribute__((always_inline)) void unpack_pairs(int unit, float *to) const {
 #pragma GCC unroll 2
         for (int input = 0; input < UNIT; input += 2)
 #pragma GCC unroll 8
@@ -95,10 +116,54 @@ struct Codes {
 #endif
 };
 
-#if defined(__AVX512BF16__)
-template <class T>
-using Number = T;  // The type that codes are converted to, for inputs of type T.
+#if defined(__AVX512F__)
+// The float32 numbers of codes of 4 bits.
+struct Floats {
+    alignas(LINE) float numbers[16];
 
+    constexpr explicit Floats(int zero) : numbers() {
+        for (int i = 0; i < 16; i++) numbers[i] = static_cast<float>(i - zero);
+    }
+};
+
+inline constexpr Floats CENTRED_FLOATS{8}, POSITIVE_FLOATS{0};
+
+template <int BITS>
+__attribute__((always_inline)) inline void Codes<BITS>::unpack(int unit, float *to) const {
+    if constexpr (BITS == 8) {
+        unpack_pairs(unit, to);
+    } else {
+        const __m512i both = _mm512_loadu_si512(lower + unit * LINE);
+        __m512i upper_bits = _mm512_setzero_si512();
+        if constexpr (UPPER > 0)  // Rotated so that the first field begins at bit 4 of both 16-bit halves.
+            upper_bits = _mm512_maskz_rorv_epi32(0xffff, _mm512_loadu_si512(line(unit)),
+                                                 _mm512_set1_epi32((place(unit) + 28) % 32));
+        // A code in the lowest bits of this float32 counts units of 1.
+        const __m512i magic = _mm512_set1_epi32(0x4b000000);
+        const floats origin = splat(static_cast<float>(0x800000 + zero));
+        const floats numbers = load(zero ? CENTRED_FLOATS.numbers : POSITIVE_FLOATS.numbers);
+#pragma GCC unroll 4
+        for (int field = 0; field < 4; field++)
+#pragma GCC unroll 2
+            for (int input = 0; input < 2; input++) {
+                __m512i index = (__m512i)((words)both >> (4 * field + 16 * input));
+                floats found;
+                if constexpr (UPPER == 0) {  // A look-up uses the lowest 4 bits of an index.
+                    found = (floats)_mm512_maskz_permutexvar_ps(0xffff, index, (__m512)numbers);
+                } else {
+                    const __m512i more = (__m512i)((words)upper_bits >> (UPPER * field + 16 * input));
+                    index = _mm512_ternarylogic_epi32(_mm512_set1_epi32(15), index, more, 0xca);  // 15 ? index : more
+                    constexpr int MASK = (1 << BITS) - 1;
+                    index = _mm512_ternarylogic_epi32(index, _mm512_set1_epi32(MASK), magic, 0xea);  // & MASK | magic
+                    found = (floats)index - origin;
+                }
+                put(to + (field / 2 * 2 + input) * OUT + field % 2 * LANES, found);
+            }
+    }
+}
+#endif
+
+#if defined(__AVX512BF16__)
 // The bfloat16 numbers of all codes of up to 6 bits. For fewer bits they are repeated: a look-up among 32 numbers uses
 // the lowest 5 bits of an index, and a code may have 4.
 struct Numbers {
@@ -156,9 +221,6 @@ __attribute__((always_inline)) inline void Codes<BITS>::unpack(int unit, bfloat1
         }
     }
 }
-#else
-template <class T>
-using Number = float;
 #endif
 
 // Load LANES numbers of IEEE half precision. Denormal ones are not flushed to zero.

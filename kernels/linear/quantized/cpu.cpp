@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "codes.h"
+#include "few.h"
+#include "groups.h"
 #include "linear/dense/rows.h"
 #include "linear/dense/tiles.h"
 #include "product.h"
@@ -18,161 +19,25 @@ namespace {
 
 constexpr int INPUT_SUMS = 2;  // Number of the scratch buffer; moe/experts, which calls input_sums, uses 0 and 1.
 
-// Maximum rows of a tile. Each number of rows is compiled separately, so float32, which is rarely used with integer
-// weights, has at most 4.
+// Maximum rows of a tile. Each number of rows is compiled separately, so where bfloat16 is multiplied as such, float32,
+// which is then rarely used with integer weights, has at most 4.
 template <class T>
-constexpr int MOST_ROWS = sizeof(T) == 4 ? std::min(MAX_ROWS, 4) : MAX_ROWS;
-
-// The inputs of up to ROWS rows in one group. If the inputs end within the group, this object copies and pads them with
-// zeros.
-template <class T, int ROWS>
-struct Inputs {
-    T padded[ROWS * MOST_GROUP];
-    const T *numbers;
-    int64_t stride;
-
-    template <class M>
-    Inputs(const M &m, int64_t group) : numbers(m.x + group * m.form.group), stride(m.x_stride) {
-        const int64_t size = m.form.group, count = m.inputs - group * size;
-        if (count >= size) return;
-        std::fill(padded, padded + m.rows * size, T{});
-        for (int64_t row = 0; row < m.rows; row++)
-            std::copy(numbers + row * stride, numbers + row * stride + count, padded + row * size);
-        numbers = padded;
-        stride = size;
-    }
-};
-
-// Return sum + left · right, rounded once where the target can. The compiler would round once in one tile of rows and
-// twice in another, depending on the code around.
-inline floats multiply_add(floats sum, floats left, floats right) {
-#if defined(__FMA__)
-    asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(left), "v"(right));
-    return sum;
-#elif defined(__aarch64__)
-    asm("fmla %0.4s, %1.4s, %2.4s" : "+w"(sum) : "w"(left), "w"(right));
-    return sum;
-#else
-    return sum + left * right;
-#endif
-}
-
-// The groups of one block of a matrix, in order.
-template <int BITS, class T>
-struct GroupIterator {
-    const Form form;
-    int64_t index = 0;
-    int within = 0;  // the group's number within its span
-    const uint8_t *codes, *factors;  // The factors of minima are form.span · OUT bytes after the factors.
-    floats shared[VECTORS], shared_minima[VECTORS];
-
-    GroupIterator(const QuantizedMatrix<BITS, T> &m, int64_t block) : form(m.form) { enter(m.block(block)); }
-
-    bool left() const { return index < form.groups; }
-
-    void next() {
-        index++;
-        codes += form.code_bytes;
-        factors += OUT;
-        if (++within < form.span || !left()) return;
-        within = 0;
-        enter(codes);
-    }
-
-    void enter(const uint8_t *span) {
-        for (int64_t byte = 0; byte < form.head_bytes; byte += LINE) __builtin_prefetch(span + form.ahead + byte);
-        for (int v = 0; v < VECTORS; v++) {
-            shared[v] = numbers(span, v);
-            if (form.minimum) shared_minima[v] = numbers(span + OUT * 2, v);
-        }
-        factors = span + OUT * 2 * (1 + form.minimum);
-        codes = span + form.head_bytes;
-    }
-
-    floats numbers(const uint8_t *from, int vector) const {
-        from += vector * LANES * 2;
-        return form.half ? load_halves(from) : load(reinterpret_cast<const bfloat16 *>(from));
-    }
-
-    floats scale(int vector) const {
-        return form.span == 1 ? shared[vector] : shared[vector] * load_bytes(factors + vector * LANES);
-    }
-
-    floats minimum(int vector) const {
-        if (form.span == 1) return shared_minima[vector];
-        return shared_minima[vector] * load_bytes(factors + form.span * OUT + vector * LANES);
-    }
-};
-
-// The scales and minima of one group.
-struct Scales {
-    floats scale[VECTORS], minimum[VECTORS];
-
-    template <class G>
-    explicit Scales(const G &group) {
-        for (int v = 0; v < VECTORS; v++) scale[v] = group.scale(v);
-        for (int v = 0; v < VECTORS && group.form.minimum; v++) minimum[v] = group.minimum(v);
-    }
-
-    // Add the sums of the group, scaled, to those of the groups before it.
-    void add(float *to, floats sum, int vector) const { put(to, multiply_add(load(to), sum, scale[vector])); }
-
-    // The same, less the minima times the sum of the row's inputs.
-    void add(float *to, floats sum, int vector, float sum_of_inputs) const {
-        const floats scaled = multiply_add(load(to), sum, scale[vector]);
-        put(to, multiply_add(scaled, minimum[vector], splat(-sum_of_inputs)));
-    }
-};
-
-// sums [ROWS, OUT] += scales · held - minima · (sum of the inputs), where `held` are the sums of one group. m: the rows.
-template <class M, class W, int ROWS>
-__attribute__((always_inline)) inline void add_scaled(const M &m, int64_t group, const Scales &scales, float *sums,
-                                                      RowSums<W, ROWS> &held) {
-    if (!m.input_sums)
-        return held.each([&](floats sum, int row, int column) {
-            scales.add(sums + row * OUT + column, sum, column / LANES);
-        });
-    const float *const of_inputs = m.input_sums + group;
-    held.each([&](floats sum, int row, int column) {
-        scales.add(sums + row * OUT + column, sum, column / LANES, of_inputs[row * m.form.groups]);
-    });
-}
-
-// Compute the sums [ROWS, OUT] of one block for a single tile of rows: codes are converted to weights in registers.
-template <int BITS, class T, int ROWS>
-void multiply_few(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
-    constexpr int UNIT = Codes<BITS>::UNIT, INPUTS = Step<Number<T>>::INPUTS;
-    const int units = m.form.group / UNIT;
-    for (GroupIterator<BITS, T> group(m, block); group.left(); group.next()) {
-        const Inputs<T, ROWS> x(m, group.index);
-        const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
-        RowSums<Number<T>, ROWS> held;
-        for (int unit = 0; unit < units; unit++) {
-            codes.prefetch(unit, m.form.ahead);
-            Number<T> weights[UNIT * OUT];
-            codes.unpack(unit, weights);
-#pragma GCC unroll 4
-            for (int input = 0; input < UNIT; input += INPUTS)
-                held.add(x.numbers + unit * UNIT + input, x.stride, weights + input * OUT, 1);
-        }
-        add_scaled(m, group.index, Scales(group), sums, held);
-    }
-}
+constexpr int MOST_ROWS = MULTIPLIES_BFLOAT16 && sizeof(T) == 4 ? std::min(MAX_ROWS, 4) : MAX_ROWS;
 
 // Compute the sums [rows, OUT] of one block for several tiles: the first tile unpacks a group's weights to memory, and
 // the other tiles reuse them.
 template <int BITS, class T>
 void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
-    constexpr int64_t UNIT = Codes<BITS>::UNIT, INPUTS = Step<Number<T>>::INPUTS;
+    constexpr int64_t UNIT = Codes<BITS>::UNIT, INPUTS = Step<T>::INPUTS;
     constexpr int MOST = MOST_ROWS<T>, LEAST = (MOST + 1) / 2;  // LEAST: fewest rows that a tile can have.
     const int64_t tiles = (m.rows + MOST - 1) / MOST, size = m.form.group;
-    alignas(LINE) Number<T> weights[MOST_GROUP * OUT];
+    alignas(LINE) T weights[MOST_GROUP * OUT];
     for (GroupIterator<BITS, T> group(m, block); group.left(); group.next()) {
         const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
         const Scales scales(group);
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t row = m.rows * t / tiles;
-            with_rows<Number<T>, LEAST, MOST>(m.rows * (t + 1) / tiles - row, [&](auto held) {
+            with_rows<T, LEAST, MOST>(m.rows * (t + 1) / tiles - row, [&](auto held) {
                 const auto part = m.from_row(row, held.COUNT);
                 const Inputs<T, decltype(held)::COUNT> x(part, group.index);
                 if (t > 0) held.add(x.numbers, x.stride, weights, size / INPUTS);
@@ -241,19 +106,32 @@ void sums_in_tiles(const QuantizedMatrix<BITS, bfloat16> &m, int64_t block, floa
 }
 #endif
 
-}  // namespace
-
+// block_sums of rows in the type that is multiplied.
 template <int BITS, class T>
-void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums,
-                [[maybe_unused]] TileRegisters &registers, const void *) {
+void sums_of(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums,
+             [[maybe_unused]] TileRegisters &registers) {
     std::fill(sums, sums + m.rows * OUT, 0.0f);
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<T, bfloat16>)
         if (m.form.group >= TILE_INPUTS) return sums_in_tiles(m, block, sums, registers);
 #endif
     if (m.rows > MOST_ROWS<T>) return multiply_many(m, block, sums);
-    with_rows<Number<T>, 1, MOST_ROWS<T>>(m.rows,
-                                          [&](auto held) { multiply_few<BITS, T, held.COUNT>(m, block, sums); });
+    with_rows<T, 1, MOST_ROWS<T>>(m.rows, [&](auto held) { multiply_few<BITS, T, held.COUNT>(m, block, sums); });
+}
+
+// Return the matrix with its rows in the type that is multiplied: in this thread's scratch memory if they are converted.
+template <int BITS, class T>
+QuantizedMatrix<BITS, Number<T>> with_numbers(const QuantizedMatrix<BITS, T> &m) {
+    const Rows<T> x = converted(m);
+    return {m.data, m.form, x.first, nullptr, x.stride, m.rows, m.inputs, m.outputs, m.input_sums};
+}
+
+}  // namespace
+
+template <int BITS, class T>
+void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums, TileRegisters &registers,
+                const void *) {
+    sums_of(with_numbers(m), block, sums, registers);
 }
 
 // Compute the sums of the groups of rows [begin, end): sums, [rows, groups].
@@ -307,8 +185,9 @@ void linear(QuantizedMatrix<BITS, T> m, T *y, int64_t y_stride) {
         // Rows are in the cache while a part's blocks are multiplied with them.
         for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
             const auto part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
+            const auto numbers = with_numbers(part);
             for (int64_t block = begin; block < end; block++) {
-                block_sums(part, block, sums, registers);
+                sums_of(numbers, block, sums, registers);
                 finish(sums, m.bias, part.rows, block, m.outputs, y + row * y_stride, y_stride);
             }
         }

@@ -14,18 +14,20 @@ from torch import Tensor
 
 from baton.kernels.linear.dense import cpu, native
 from baton.kernels.linear.quantized import native as integers, reference
-from baton.kernels.linear.quantized.forms import INTEGERS
+from baton.kernels.linear.quantized.forms import Form as WeightForm, Groups
 from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp.build import build, key
 from baton.kernels.runtime.cpp.cache import cache_folder, fetch, open_folder
 from baton.kernels.runtime.cpp.compiler import find_compiler
 from baton.kernels.runtime.cpp.targets import targets_here
+from baton.models.gguf.blocks import BLOCKS
 from scripts.benchmarks.common.contenders import Workbench
 from scripts.benchmarks.common.machine import cpu_name
 
 SHAPES = ((768, 3352), (1536, 768), (2048, 8192), (4096, 4096), (768, 50288))
 ROWS = (1, 4, 16, 64, 128, 512, 2048)
-KINDS = ("bfloat16", "float32", "int8", "int4")
+BLOCK_FORMATS = ("Q8_0", "Q4_K", "Q6_K")
+KINDS = ("bfloat16", "float32", "int8", "int4", *BLOCK_FORMATS)
 WEIGHT_BYTES = 200 << 20
 """Bytes of the weights in bfloat16 that products take in turn: more than the second cache, as a model's layers."""
 # The best instructions that torch may use, for each target: names of oneDNN, ATen and MKL.
@@ -40,7 +42,10 @@ LIMITS = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--target", choices=LIMITS, help="measure this target in this process; default: each in its own"
+        "--target",
+        choices=LIMITS,
+        help="measure this target in this process, where torch may use all of the CPU's instructions unless its "
+        "environment limits it (LIMITS in the source); default: each in a process whose torch is limited alike",
     )
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="numbers of rows")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="types of the weights")
@@ -92,22 +97,41 @@ Form = Callable[[Tensor], Tensor]
 def forms(kind: str, inputs: int, outputs: int) -> tuple[Form, Form]:
     """Return the products of x with random weights of this kind, native code's and torch's.
 
-    Integers are compared with torch's bfloat16.
+    Integers are compared with torch's bfloat16: of the weights that were quantized, or of those in a GGUF block format.
     """
-    count = max(2, WEIGHT_BYTES // (inputs * outputs * 2))
-    weights = [(torch.randn(outputs, inputs) / inputs**0.5).bfloat16() for _ in range(min(count, 24))]
+    count = min(max(2, WEIGHT_BYTES // (inputs * outputs * 2)), 24)
+    if kind in BLOCK_FORMATS:
+        return forms_of_blocks(BLOCKS[kind].form, inputs, outputs, count)
+    weights = [(torch.randn(outputs, inputs) / inputs**0.5).bfloat16() for _ in range(count)]
     if kind == "float32":
         weights = [weight.float() for weight in weights]
-    theirs = [cpu.packed(weight) if cpu.takes(weight) else weight for weight in weights]
     if kind.startswith("int"):
         bits = int(kind[3:])
-        codes = [
-            integers.packed(reference.grouped(*reference.quantize(weight.float(), bits), bits)) for weight in weights
-        ]
-        ours = [partial(integers.linear, data=each, form=INTEGERS[bits], outputs=outputs, bias=None) for each in codes]
-    else:
-        ours = [partial(native.linear, weight=native.packed(each), outputs=outputs, bias=None) for each in weights]
-    return in_turn(ours), in_turn([partial(cpu.linear, weight=each, bias=None) for each in theirs])
+        groups = [reference.grouped(*reference.quantize(weight.float(), bits), bits) for weight in weights]
+        return by_integers(groups), by_torch(weights)
+    ours = [partial(native.linear, weight=native.packed(each), outputs=outputs, bias=None) for each in weights]
+    return in_turn(ours), by_torch(weights)
+
+
+def forms_of_blocks(form: WeightForm, inputs: int, outputs: int, count: int) -> tuple[Form, Form]:
+    """Return the products with random codes, scales and minima, and with the numbers that they stand for."""
+    generator = torch.Generator().manual_seed(0)
+    groups = [integers.random_groups(form, outputs, inputs, generator) for _ in range(count)]
+    return by_integers(groups), by_torch([each.numbers().bfloat16() for each in groups])
+
+
+def by_integers(weights: Sequence[Groups]) -> Form:
+    """Return native code's products with the weights in turn."""
+    packed = [(integers.packed(each), each) for each in weights]
+    return in_turn(
+        [partial(integers.linear, data=data, form=of.form, outputs=of.outputs, bias=None) for data, of in packed]
+    )
+
+
+def by_torch(weights: Sequence[Tensor]) -> Form:
+    """Return torch's products with the weights in turn."""
+    packed = [cpu.packed(weight) if cpu.takes(weight) else weight for weight in weights]
+    return in_turn([partial(cpu.linear, weight=each, bias=None) for each in packed])
 
 
 def in_turn(products: Sequence[Callable[[Tensor], Tensor]]) -> Form:

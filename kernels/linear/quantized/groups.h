@@ -1,0 +1,130 @@
+// The groups of a block: their inputs, codes and scales.
+#pragma once
+
+#include <algorithm>
+
+#include "codes.h"
+#include "linear/dense/rows.h"
+#include "product.h"
+#include "runtime/cpp/numbers.h"
+
+namespace baton {
+namespace {
+
+// The inputs of up to ROWS rows in COUNT groups. If the inputs end within the groups, this object copies and pads them
+// with zeros.
+template <class T, int ROWS, int COUNT = 1>
+struct Inputs {
+    T padded[ROWS * COUNT * MOST_GROUP];
+    const T *numbers;
+    int64_t stride;
+
+    template <class M>
+    Inputs(const M &m, int64_t group) : numbers(m.x + group * m.form.group), stride(m.x_stride) {
+        const int64_t size = COUNT * m.form.group, count = m.inputs - group * m.form.group;
+        if (count >= size) return;
+        std::fill(padded, padded + m.rows * size, T{});
+        for (int64_t row = 0; row < m.rows; row++)
+            std::copy(numbers + row * stride, numbers + row * stride + count, padded + row * size);
+        numbers = padded;
+        stride = size;
+    }
+};
+
+// Return sum + left · right, rounded once where the target can. The compiler would round once in one tile of rows and
+// twice in another, depending on the code around.
+inline floats multiply_add(floats sum, floats left, floats right) {
+#if defined(__FMA__)
+    asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(left), "v"(right));
+    return sum;
+#elif defined(__aarch64__)
+    asm("fmla %0.4s, %1.4s, %2.4s" : "+w"(sum) : "w"(left), "w"(right));
+    return sum;
+#else
+    return sum + left * right;
+#endif
+}
+
+// The groups of one block of a matrix, in order.
+template <int BITS, class T>
+struct GroupIterator {
+    const Form form;
+    int64_t index = 0;
+    int within = 0;  // the group's number within its span
+    const uint8_t *codes, *factors;  // The factors of minima are form.span · OUT bytes after the factors.
+    floats shared[VECTORS], shared_minima[VECTORS];
+
+    GroupIterator(const QuantizedMatrix<BITS, T> &m, int64_t block) : form(m.form) { enter(m.block(block)); }
+
+    bool left() const { return index < form.groups; }
+
+    void next() {
+        index++;
+        codes += form.code_bytes;
+        factors += OUT;
+        if (++within < form.span || !left()) return;
+        within = 0;
+        enter(codes);
+    }
+
+    void enter(const uint8_t *span) {
+        for (int64_t byte = 0; byte < form.head_bytes; byte += LINE) __builtin_prefetch(span + form.ahead + byte);
+        for (int v = 0; v < VECTORS; v++) {
+            shared[v] = numbers(span, v);
+            if (form.minimum) shared_minima[v] = numbers(span + OUT * 2, v);
+        }
+        factors = span + OUT * 2 * (1 + form.minimum);
+        codes = span + form.head_bytes;
+    }
+
+    floats numbers(const uint8_t *from, int vector) const {
+        from += vector * LANES * 2;
+        return form.half ? load_halves(from) : load(reinterpret_cast<const bfloat16 *>(from));
+    }
+
+    floats scale(int vector) const {
+        return form.span == 1 ? shared[vector] : shared[vector] * load_bytes(factors + vector * LANES);
+    }
+
+    floats minimum(int vector) const {
+        if (form.span == 1) return shared_minima[vector];
+        return shared_minima[vector] * load_bytes(factors + form.span * OUT + vector * LANES);
+    }
+};
+
+// The scales and minima of one group.
+struct Scales {
+    floats scale[VECTORS], minimum[VECTORS];
+
+    template <class G>
+    explicit Scales(const G &group) {
+        for (int v = 0; v < VECTORS; v++) scale[v] = group.scale(v);
+        for (int v = 0; v < VECTORS && group.form.minimum; v++) minimum[v] = group.minimum(v);
+    }
+
+    // Add the sums of the group, scaled, to those of the groups before it.
+    void add(float *to, floats sum, int vector) const { put(to, multiply_add(load(to), sum, scale[vector])); }
+
+    // The same, less the minima times the sum of the row's inputs.
+    void add(float *to, floats sum, int vector, float sum_of_inputs) const {
+        const floats scaled = multiply_add(load(to), sum, scale[vector]);
+        put(to, multiply_add(scaled, minimum[vector], splat(-sum_of_inputs)));
+    }
+};
+
+// sums [ROWS, OUT] += scales · held - minima · (sum of the inputs), where `held` are the sums of one group. m: the rows.
+template <class M, class W, int ROWS>
+__attribute__((always_inline)) inline void add_scaled(const M &m, int64_t group, const Scales &scales, float *sums,
+                                                      RowSums<W, ROWS> &held) {
+    if (!m.input_sums)
+        return held.each([&](floats sum, int row, int column) {
+            scales.add(sums + row * OUT + column, sum, column / LANES);
+        });
+    const float *const of_inputs = m.input_sums + group;
+    held.each([&](floats sum, int row, int column) {
+        scales.add(sums + row * OUT + column, sum, column / LANES, of_inputs[row * m.form.groups]);
+    });
+}
+
+}  // namespace
+}  // namespace baton
