@@ -1,7 +1,7 @@
 """Requests that all engines answer together: lists of sessions, metrics, and commands to every engine."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import aiohttp
@@ -54,6 +54,16 @@ def total(family: Metric) -> Metric:
     return metric
 
 
+def as_one(answers: Sequence[web.Response]) -> web.Response:
+    """Return the last of the engines' answers. If they are objects with counts, the counts are added up."""
+    last = answers[-1]
+    try:
+        found = [msgspec.json.decode(answer.body, type=dict[str, int]) for answer in answers]
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return last
+    return answer_json({name: sum(each.get(name, 0) for each in found) for name in found[-1]})
+
+
 class AllEngines:
     """Asks all engines, and puts their answers together."""
 
@@ -91,9 +101,9 @@ class AllEngines:
         return [(view, msgspec.json.decode(text)) for view, text in zip(views, texts, strict=True) if text is not None]
 
     async def ask_all(self, request: web.Request) -> web.Response:
-        """Send a request to every engine. Answer with the first answer that is an error, or else with the last one."""
+        """Send a request to every engine. Answer with the first answer that is an error, or else with all of them."""
         body, headers = await request.read(), passed_on(request.headers, HOP_BY_HOP)
-        answer: web.Response | None = None
+        answers = list[web.Response]()
         for view in self._views():
             url = f"{view.url}{request.path_qs}"
             try:
@@ -102,10 +112,11 @@ class AllEngines:
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 raise errors.unavailable(f"the engine {view.name} did not answer: {error}", "engine_lost") from None
             if answer.status >= 400:
-                break
-        if answer is None:
+                return answer
+            answers.append(answer)
+        if not answers:
             raise errors.unavailable("no engine is ready", "no_engine")
-        return answer
+        return as_one(answers)
 
     def _views(self) -> list[EngineView]:
         return [view for view in self._fleet if view.phase != "lost"]

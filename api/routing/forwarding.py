@@ -90,8 +90,9 @@ class Forwarder:
     async def pick(self, asking: Asking, but: Iterable[int] = ()) -> tuple[EngineView, Sent | None]:
         """Return the engine for a request. Raises ApiError 503 if there is none."""
         if asking.bound and (holder := await self._holder(asking.bound)) is not None:
+            self._check_new(asking, holder)
             return holder, None
-        if asking.opens and (view := self._fleet.emptiest(but)) is not None:
+        if asking.opens and (view := await self._opening(asking, but)) is not None:
             return view, None
         chosen = await self._fleet.choose(self._chains.demand(asking.chain), but, NO_ENGINE_S)
         if chosen is None:
@@ -115,6 +116,26 @@ class Forwarder:
         if (view := await self._fleet.find(name, NO_ENGINE_S, lost=False)) is None:
             raise errors.unavailable("the engine that has it does not answer", "engine_lost")
         return view
+
+    async def _opening(self, asking: Asking, but: Iterable[int]) -> EngineView | None:
+        """Return the engine that opens a session: if there is one of this name, the engine that has it."""
+        name = asking.new_name
+        if name and self._fleet.holder(name) is not None:
+            view = await self._holder(name)
+            if view is not None and view.number not in but:
+                return view
+        view = self._fleet.emptiest(but)
+        if view is not None and name:
+            self._fleet.expect(name, view)
+        return view
+
+    def _check_new(self, asking: Asking, view: EngineView) -> None:
+        """Raise ApiError 400 if a session is to be copied under a name that a session of another engine has."""
+        if not asking.new_name:
+            return
+        if self._fleet.holder(asking.new_name) not in (None, view):
+            raise errors.bad_request(f"session {asking.new_id!r} exists already", "id", "duplicate_session_id")
+        self._fleet.expect(asking.new_name, view)
 
     async def _try_engines(self, call: ClientCall) -> EngineStream | web.Response:
         tried = list[int]()
