@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
+from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -55,7 +56,7 @@ from baton.models.text.formats.picking import OutputFormats
 from baton.models.text.formats.thinking import THINK
 from baton.models.text.grammars.compiling import Grammars
 from baton.models.text.template import Beginning
-from tests.api.through_router import THROUGH_ROUTER, engines_of, router_of, together
+from tests.api.through_router import THROUGH_ROUTER, roles_of, router_of, together
 
 EOS = 256
 VOCAB = 260
@@ -359,13 +360,15 @@ def make_server(config: Config, ready: bool = True, formats: OutputFormats = NO_
     return server, ring
 
 
-def make_servers(config: Config, ready: bool, formats: OutputFormats, number: int = 1) -> tuple[list[Server], FakeRing]:
-    """Make engines with one model and one ring."""
+def make_servers(
+    config: Config, ready: bool, formats: OutputFormats, roles: Sequence[str] = ("both",)
+) -> tuple[list[Server], FakeRing]:
+    """Make engines with one model and one ring, to which those with the role "prefill" must not send anything."""
     servers = list[Server]()
-    for _ in range(number):
+    for role in roles:
         metrics = Metrics("fake")
-        servers.append(Server(config, Gateway(config.request_timeout, metrics), metrics, "fake"))
-    first, *others = servers
+        servers.append(Server(replace(config, role=role), Gateway(config.request_timeout, metrics), metrics, "fake"))
+    first, *others = answering(servers)
     ring = FakeRing(first.gateway)
     for other in others:
         ring.join(other.gateway)
@@ -375,6 +378,11 @@ def make_servers(config: Config, ready: bool, formats: OutputFormats, number: in
             server.model, server.relay, server.phase = model, ring, "ready"
             server.metrics.watch_ring(ring)
     return servers, ring
+
+
+def answering(servers: Sequence[Server]) -> list[Server]:
+    """Return the engines that answer clients."""
+    return [server for server in servers if server.config.role != "prefill"]
 
 
 def make_model(config: Config, formats: OutputFormats) -> ServedModel:
@@ -428,11 +436,12 @@ class WatchedServer(TestServer):
 async def serving(ready: bool = True, formats: OutputFormats = NO_FORMATS, **options: Any) -> AsyncIterator[Served]:
     """Run an engine, and a client for it.
 
-    If BATON_TESTS_THROUGH_ROUTER is set: two engines, and a router for the client.
+    If BATON_TESTS_THROUGH_ROUTER is set: engines with these roles, and a router for the client.
     """
-    servers, ring = make_servers(Config(**options), ready, formats, engines_of(options, ready))
+    servers, ring = make_servers(Config(**options), ready, formats, roles_of(options, ready))
     apps = [make_app(server) for server in servers]
-    sessions = together([app[SESSIONS] for app in apps])
+    chosen = answering(servers)
+    stores = [app for app, server in zip(apps, servers, strict=True) if server in chosen]
     try:
         async with AsyncExitStack() as stack:
             clients = list[Client]()
@@ -444,7 +453,13 @@ async def serving(ready: bool = True, formats: OutputFormats = NO_FORMATS, **opt
             if THROUGH_ROUTER:
                 urls = [str(each.make_url("/")) for each in clients]
                 client = await stack.enter_async_context(router_of(urls, options, client_of))
-            yield Served(client, together(servers), ring, sessions, together([app[RESPONSES] for app in apps]))
+            yield Served(
+                client,
+                together(chosen),
+                ring,
+                together([app[SESSIONS] for app in stores]),
+                together([app[RESPONSES] for app in stores]),
+            )
             for each in watching:
                 each.cancel()
     finally:

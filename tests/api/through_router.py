@@ -1,4 +1,7 @@
-"""A router in front of the engines of a test, if BATON_TESTS_THROUGH_ROUTER is set, and its engines as one object."""
+"""A router in front of the engines of a test, if BATON_TESTS_THROUGH_ROUTER names their roles: "both,both".
+
+The engines that answer are one object for the test.
+"""
 
 import asyncio
 import os
@@ -16,8 +19,8 @@ from baton.api.errors import ApiError
 from baton.api.routing.app import make_router
 from baton.api.routing.router import ROUTER
 
-THROUGH_ROUTER = "BATON_TESTS_THROUGH_ROUTER" in os.environ
-ENGINES = 2
+ROLES = tuple(os.environ.get("BATON_TESTS_THROUGH_ROUTER", "").split(","))
+THROUGH_ROUTER = ROLES != ("",)
 # The tests that set these options look at the files, or at the limits, of one engine.
 OF_ONE_ENGINE = frozenset({"session_dir", "session_cap", "session_log", "response_memory"})
 VALUES = (str, bytes, bool, float, Mapping, type(None))
@@ -25,9 +28,9 @@ T = TypeVar("T")
 not_through_router = pytest.mark.skipif(THROUGH_ROUTER, reason="looks into the process, which is the router's then")
 
 
-def engines_of(options: Collection[str], ready: bool) -> int:
-    """Return how many engines answer a test's requests. One that loads is alone, because requests wait for it."""
-    return ENGINES if THROUGH_ROUTER and ready and not OF_ONE_ENGINE & set(options) else 1
+def roles_of(options: Collection[str], ready: bool) -> Sequence[str]:
+    """Return the roles of a test's engines. One that loads is alone, because requests wait for it."""
+    return ROLES if THROUGH_ROUTER and ready and not OF_ONE_ENGINE & set(options) else ("both",)
 
 
 @asynccontextmanager
