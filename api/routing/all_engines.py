@@ -54,13 +54,12 @@ def total(family: Metric) -> Metric:
     return metric
 
 
-def as_one(answers: Sequence[web.Response]) -> web.Response:
-    """Return the last of the engines' answers. If they are objects with counts, the counts are added up."""
-    last = answers[-1]
+def sum_of(bodies: Sequence[bytes]) -> web.Response | None:
+    """Return the sums of the engines' answers if they are objects with counts, such as of aborted requests."""
     try:
-        found = [msgspec.json.decode(answer.body, type=dict[str, int]) for answer in answers]
+        found = [msgspec.json.decode(body, type=dict[str, int]) for body in bodies]
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return last
+        return None
     return answer_json({name: sum(each.get(name, 0) for each in found) for name in found[-1]})
 
 
@@ -103,12 +102,13 @@ class AllEngines:
     async def ask_all(self, request: web.Request) -> web.Response:
         """Send a request to every engine. Answer with the first answer that is an error, or else with all of them."""
         body, headers = await request.read(), passed_on(request.headers, HOP_BY_HOP)
-        answers = list[web.Response]()
+        answers, bodies = list[web.Response](), list[bytes]()
         for view in self._views():
             url = f"{view.url}{request.path_qs}"
             try:
                 async with self._http.request(request.method, url, data=body, headers=headers) as one:
-                    answer = web.Response(body=await one.read(), status=one.status, headers=answered(one.headers))
+                    bodies.append(await one.read())
+                    answer = web.Response(body=bodies[-1], status=one.status, headers=answered(one.headers))
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 raise errors.unavailable(f"the engine {view.name} did not answer: {error}", "engine_lost") from None
             if answer.status >= 400:
@@ -116,7 +116,7 @@ class AllEngines:
             answers.append(answer)
         if not answers:
             raise errors.unavailable("no engine is ready", "no_engine")
-        return as_one(answers)
+        return sum_of(bodies) or answers[-1]
 
     def _views(self) -> list[EngineView]:
         return [view for view in self._fleet if view.phase != "lost"]

@@ -13,6 +13,7 @@ from yarl import URL
 from baton.api import errors
 from baton.api.events.places import HEADER, read_places
 from baton.api.routing.asking import Asking
+from baton.api.routing.bodies import EngineConnection
 from baton.api.routing.choice import Sent
 from baton.api.routing.counts import RouterCounts
 from baton.api.routing.engines import EngineView, Fleet
@@ -35,7 +36,6 @@ HOP_BY_HOP = frozenset(
 NOT_ANSWERED = frozenset(
     {"connection", "keep-alive", "transfer-encoding", "trailer", "upgrade", "server", "date", HEADER}
 )
-EVENT_STREAM = "text/event-stream"
 
 
 class Unanswered(Exception):
@@ -65,6 +65,7 @@ class EngineStream:
 
     view: EngineView
     answer: aiohttp.ClientResponse
+    body: EngineConnection
 
 
 class Forwarder:
@@ -165,8 +166,9 @@ class Forwarder:
         try:
             with view.unless_lost():
                 answer = await asking
-            if answer.status == 200 and answer.content_type == EVENT_STREAM:
-                return EngineStream(view, answer)
+            connection = answer.connection.protocol if answer.connection is not None else None
+            if isinstance(connection, EngineConnection) and connection.streams:
+                return EngineStream(view, answer, connection)
             async with answer:
                 with view.unless_lost():
                     body = await answer.read()
