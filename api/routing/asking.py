@@ -17,6 +17,7 @@ COUNTING = ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/respon
 NOT_IDS = ("input_tokens",)  # POST /v1/responses/input_tokens counts the tokens of a body
 FIELDS = ("previous_response_id", "conversation", "session", "session_id", "session_params", "response_id")
 """The fields of a body that name a session or response, or hold an object with its id."""
+REFERENCE = b'"item_reference"'  # the type of an item that stands for one of a stored response
 FORK = "/fork"  # ends the path of a request that copies a session
 NEW_IDS = {"/open_session": "session_id"}  # the field with the id of a new session; elsewhere it is "id"
 
@@ -44,7 +45,7 @@ def read_asking(path: str, body: bytes, owner: bytes) -> Asking:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             fields = {}
     opens = path in OPENING
-    id = "" if opens else _id_in_path(path) or _id_in(fields, FIELDS)
+    id = "" if opens else _id_in_path(path) or _id_in(fields, FIELDS) or _referenced(fields)
     new_id = _id_in(fields, (NEW_IDS.get(path, "id"),)) if opens or path.endswith(FORK) else ""
     chain = read_chain({} if path in COUNTING else fields, owner)
     bound, new_name = (name_of(owner, each) if each else "" for each in (id, new_id))
@@ -58,6 +59,20 @@ def _id_in_path(path: str) -> str:
         if holder in HOLDERS and id not in NOT_IDS:
             return id
     return ""
+
+
+def _referenced(fields: Mapping[str, Raw]) -> str:
+    """Return the id of the response with the last item that the input refers to; empty if it refers to none."""
+    text = bytes(fields.get("input", b""))
+    if b'"id"' not in text:
+        return ""
+    try:
+        items = msgspec.json.decode(text, type=list[dict[str, Raw]])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    references = [item for item in items if item.keys() == {"id"} or bytes(item.get("type", b"")) == REFERENCE]
+    id = _id_in(references[-1], ("id",)) if references else ""
+    return "resp_" + id.partition("_")[2].partition(".")[0] if id else ""
 
 
 def _id_in(fields: Mapping[str, Raw], names: Iterable[str]) -> str:

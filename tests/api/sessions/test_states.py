@@ -132,7 +132,7 @@ async def test_a_suspension_ends_when_the_ring_does(monkeypatch: pytest.MonkeyPa
         session = await create(served)
         await turn(served, session, text="a")
         deliver = served.ring.deliver
-        monkeypatch.setattr(served.ring, "deliver", lambda message: None)
+        monkeypatch.setattr(served.ring, "deliver", lambda *_: None)
 
         async def suspend() -> asyncio.Task[tuple[int, Any]]:
             served.ring.sent.clear()
