@@ -43,7 +43,7 @@ def connection_limits(config: Config) -> ConnectionLimits:
 
 
 def router_limits(config: Config) -> ConnectionLimits:
-    """Return the limits of a router's clients. Each may need a connection to an engine; each engine's events need one."""
+    """Return the limits of a router: a client may need a connection to an engine, and each engine's events need one."""
     limits = connection_limits(config)
     left = descriptor_limit() - OTHER_DESCRIPTORS - REFUSALS - len(config.engine)
     return replace(limits, connections=max(1, min(limits.connections, left // 2)))

@@ -131,7 +131,7 @@ class Engines:
     def _believed(self, engine: Engine, token: float, step: float, busy: bool) -> tuple[float, float]:
         """Return the speeds with which an engine counts.
 
-        Those of an idle engine halve in each HALF_S seconds, down to the fastest engine's. So an engine that was slow,
+        The speeds of an idle engine halve in each HALF_S seconds, down to the fastest engine's. So an engine that was slow,
         or was measured wrongly, gets a request some time later, and is measured again.
         """
         now = self._clock()

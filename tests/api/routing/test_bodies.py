@@ -92,11 +92,11 @@ async def test_a_stream_that_ends_early_is_the_engines_failure() -> None:
 async def test_nothing_is_read_while_the_client_is_slow() -> None:
     part, count = b"x" * 65_536, 400
     packets = [HEAD, *([b"%x\r\n%b\r\n" % (len(part), part)] * count), b"0\r\n\r\n"]
-    taken, waits, allowed = 0, 0, asyncio.Event()
+    parts, waits, allowed = 0, 0, asyncio.Event()
 
     def take(part: bytes) -> bool:
-        nonlocal taken
-        taken += 1
+        nonlocal parts
+        parts += 1
         return True
 
     async def caught_up() -> None:
@@ -108,13 +108,13 @@ async def test_nothing_is_read_while_the_client_is_slow() -> None:
         passing = asyncio.ensure_future(body_of(answer).pass_on(take, caught_up))
         while not waits:  # noqa: ASYNC110 (a callback has no event)
             await asyncio.sleep(0)
-        seen = taken
+        seen = parts
         for _ in range(1000):
             await asyncio.sleep(0)
-        assert taken == seen < count, "the socket is not read"
+        assert parts == seen < count, "the socket is not read"
         allowed.set()
         await passing
-    assert taken == count
+    assert parts == count
 
 
 async def test_a_slow_client_gets_everything_and_little_is_kept_for_it() -> None:
