@@ -111,7 +111,7 @@ class EngineConnection(ResponseHandler):
         at, slow = 0, False
         try:
             while (end := data.find(LINE_END, at)) >= 0:
-                stop = end + 2 + int(data[at:end], 16)
+                stop = end + 2 + size_of(data[at:end])
                 if len(data) < stop + 2:
                     break
                 if stop == end + 2:
@@ -140,6 +140,17 @@ class EngineConnection(ResponseHandler):
     def _wake(self) -> None:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
+
+
+def size_of(line: bytes) -> int:
+    """Return the size of the chunk that begins with this line. Raises aiohttp.ClientPayloadError."""
+    try:
+        size = int(line, 16)
+    except ValueError:
+        size = -1
+    if size < 0:
+        raise aiohttp.ClientPayloadError(f"{line[:32]!r} is no size of a chunk")
+    return size
 
 
 class EngineConnector(aiohttp.TCPConnector):

@@ -89,6 +89,13 @@ async def test_a_stream_that_ends_early_is_the_engines_failure() -> None:
             await read(http, url)
 
 
+@pytest.mark.parametrize("line", [b"x", b"-5", b"", b"5;name=value"])
+async def test_a_chunk_without_a_size_is_the_engines_failure(line: bytes) -> None:
+    async with connected(RawEngine([HEAD, line + b"\r\n12345\r\n"])) as (http, url):
+        with pytest.raises(aiohttp.ClientPayloadError, match="no size of a chunk"):
+            await read(http, url)
+
+
 async def test_nothing_is_read_while_the_client_is_slow() -> None:
     part, count = b"x" * 65_536, 400
     packets = [HEAD, *([b"%x\r\n%b\r\n" % (len(part), part)] * count), b"0\r\n\r\n"]
