@@ -131,8 +131,8 @@ class Engines:
     def _believed(self, engine: Engine, token: float, step: float, busy: bool) -> tuple[float, float]:
         """Return the speeds with which an engine counts.
 
-        The speeds of an idle engine halve in each HALF_S seconds, down to the fastest engine's. So an engine that was slow,
-        or was measured wrongly, gets a request some time later, and is measured again.
+        The speeds of an idle engine halve in each HALF_S seconds, down to the fastest engine's. So an engine that was
+        slow, or was measured wrongly, gets a request some time later, and is measured again.
         """
         now = self._clock()
         since = self._busy.setdefault(engine, now)
