@@ -89,7 +89,7 @@ class Sockets:
         """Pass a message on, or answer it with an error."""
         try:
             asking = read_asking(request.path, data, owner_of(request))
-            view = relay.maker(asking.bound) if asking.bound else relay.latest
+            view = relay.maker(asking.bound) if asking.bound else relay.next_for(event_of(data).stream_id)
             if view is None:
                 view = await self._engine(request, data)
             await relay.send(view, data)
@@ -134,6 +134,13 @@ class ClientSocket:
         """The engine that was last sent to, if it still takes requests."""
         view = next(reversed(self._engines), None)
         return view if view is not None and view.takes_requests else None
+
+    def next_for(self, stream_id: str | None) -> EngineView | None:
+        """Return the engine for a message that continues nothing: the one with the stream's open response, or latest.
+
+        Responses of one stream follow one another, and the message may cancel the open one.
+        """
+        return next((view for view, engine in self._engines.items() if engine.open[stream_id] > 0), self.latest)
 
     def maker(self, name: str) -> EngineView | None:
         """Return the engine that has made a response for this websocket, which it may have stored for it alone."""

@@ -13,6 +13,7 @@ from baton.api.routing.asking import Asking, read_asking
 from baton.api.routing.counts import RouterCounts
 from baton.api.routing.engines import EngineView, Fleet
 from baton.api.routing.forwarding import Forwarder
+from baton.api.routing.sockets import ClientSocket, EngineSocket
 
 pytestmark = pytest.mark.anyio
 
@@ -117,3 +118,16 @@ async def test_a_copy_of_a_session_gets_no_name_of_another_engines_session(fleet
 async def test_engines_with_one_name_have_different_labels(fleet: Fleet) -> None:
     names = [Engine(fleet, 16).view.name for _ in range(2)]
     assert names == ["e", "e (engine)"]
+
+
+async def test_a_websockets_message_goes_to_the_engine_that_answers_its_stream(fleet: Fleet) -> None:
+    first, latest = Engine(fleet, 16).view, Engine(fleet, 16).view
+    relay = ClientSocket(None, None, None)  # type: ignore[arg-type]
+    relay._engines = {first: EngineSocket(None), latest: EngineSocket(None)}  # type: ignore[arg-type]
+    relay._engines[first].open["a"] = 1
+    relay._engines[first].note_made("a", "stored here")
+    assert relay.next_for("a") is first
+    assert relay.next_for("b") is latest is relay.next_for(None)
+    assert relay.maker("stored here") is first and relay.maker("elsewhere") is None
+    relay._engines[first].note_made("a", "the next one")
+    assert relay.maker("stored here") is None, "only the latest response of a stream can be continued"
