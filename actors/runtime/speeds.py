@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, cast
 
 from msgspec.structs import astuple
@@ -26,6 +26,10 @@ REMEMBERED_STEPS = 0.99
 PROPORTION = 0.01
 # A token costs at least this share of the average step time per token.
 LEAST_PART = 0.125
+# A step or copy in which the process seems to have been stopped takes at least this many times the expected time,
+INTERRUPTED = 10
+# and the processor time of the process advances by less than this share of that.
+STOPPED = 0.1
 # Speeds are reported again when one has changed by this factor.
 CHANGED = 1.1
 
@@ -79,6 +83,32 @@ class Line:
         return each, max(seconds - each * tokens, 0.0)
 
 
+class Interruptions:
+    """Durations that do not count, because the process did not run meanwhile: between SIGSTOP and SIGCONT, for example.
+
+    Nothing shows directly that a process was stopped. Its processor time does not advance then; but it does not either
+    while a step runs on another device, so the step must also have taken far longer than expected. If that happens
+    twice in a row, the device has become slow, and the second duration counts.
+    """
+
+    def __init__(self, processor_time: Callable[[], float]) -> None:
+        """processor_time: the processor seconds of this process so far."""
+        self._processor_time = processor_time
+        self._was_long = False
+
+    def begin(self) -> float:
+        """Return the beginning of some work, for `counts`."""
+        return self._processor_time()
+
+    def counts(self, began: float, seconds: float, expected: float) -> bool:
+        """Return whether the duration of some work is a measurement. expected: its seconds; 0: not known yet."""
+        used = self._processor_time() - began
+        is_long = 0 < INTERRUPTED * expected < seconds
+        counts = not is_long or self._was_long or used >= STOPPED * seconds
+        self._was_long = is_long
+        return counts
+
+
 class MeasuredDevice:
     """A wrapper around a device that reports its Speeds when they have changed. It runs on the device's threads."""
 
@@ -88,9 +118,11 @@ class MeasuredDevice:
         costs: Costs,
         page_size: int,
         report: Callable[[Speeds], None],
+        processor_time: Callable[[], float],
     ) -> None:
         self._device, self._costs, self._page_size, self._report = device, costs, page_size, report
         self._changing = threading.Lock()
+        self._steps, self._copies = Interruptions(processor_time), Interruptions(processor_time)
         self._computing, self._moving, self._decoding, self._beside = Pace(), Pace(), Pace(), Line()
         self._of_rows: dict[int, Pace] = {}  # steps without prompts and drafts, by their number of rows
         self._drafting, self._predicting, self._turning = Pace(), Pace(), Pace()
@@ -106,19 +138,28 @@ class MeasuredDevice:
             # After a longer time there was nothing to compute.
             if waited < max(self._decoding.value, LONGEST_TURN):
                 self._turning.add(1, waited)
-        return ObservedPending(self._device.launch(work), lambda seconds: self._done(work, seconds))
+        began = self._steps.begin()
+        return ObservedPending(self._device.launch(work), lambda seconds: self._done(work, began, seconds))
 
-    def _done(self, work: Work, seconds: float) -> None:
+    def _done(self, work: Work, began: float, seconds: float) -> None:
         """Add a step that is over. A failed step reports 0 seconds, and is ignored."""
         with self._changing:
-            if seconds > 0:
+            if seconds > 0 and self._steps.counts(began, seconds, self._expected(work)):
                 self._computed(work, seconds)
             if work.predictions or any(draft.tokens for draft in work.drafts):
                 self._drafted = perf_counter()
             self._say()
 
+    def _expected(self, work: Work) -> float:
+        """Return the seconds that a step should take, drafts not counted; 0 if that is not known yet."""
+        tokens = tokens_of(work)
+        each, fixed = self._beside.parts
+        if (tokens and not each) or (work.decodes and not self._decoding.value):
+            return 0.0
+        return (self._decoding.value if work.decodes else 0.0) + (fixed + each * tokens if tokens else 0.0)
+
     def _computed(self, work: Work, seconds: float) -> None:
-        tokens = sum(chunk.stop - chunk.start for chunk in work.chunks)
+        tokens = tokens_of(work)
         if tokens >= LEAST_TOKENS:
             prompts = sum(self._costs.saved(chunk.start, chunk.stop) for chunk in work.chunks)
             decodes = sum(self._costs.saved(position, position + 1) for position in work.positions)
@@ -159,13 +200,15 @@ class MeasuredDevice:
         return self._timed(tokens, self._device.fill(grant, key, slot, pages, first_page))
 
     def _timed(self, tokens: int, copy: Pending[Transferred]) -> Pending[Transferred]:
-        return ObservedPending(copy, lambda seconds: self._moved(tokens, seconds))
+        began = self._copies.begin()
+        return ObservedPending(copy, lambda seconds: self._moved(tokens, began, seconds))
 
-    def _moved(self, tokens: int, seconds: float) -> None:
+    def _moved(self, tokens: int, began: float, seconds: float) -> None:
         """Add a copy that is over. A failed copy reports 0 seconds, and is ignored."""
+        size = self._costs.slot + self._costs.token * tokens
         with self._changing:
-            if seconds > 0:
-                self._moving.add(self._costs.slot + self._costs.token * tokens, seconds)
+            if seconds > 0 and self._copies.counts(began, seconds, size * self._moving.value):
+                self._moving.add(size, seconds)
             self._say()
 
     def _say(self) -> None:
@@ -179,6 +222,17 @@ class MeasuredDevice:
             self._report(now)
 
 
-def measured(device: Device, costs: Costs, page_size: int, report: Callable[[Speeds], None]) -> Device:
+def tokens_of(work: Work) -> int:
+    """Return the number of prompt tokens of a step."""
+    return sum(chunk.stop - chunk.start for chunk in work.chunks)
+
+
+def measured(
+    device: Device,
+    costs: Costs,
+    page_size: int,
+    report: Callable[[Speeds], None],
+    processor_time: Callable[[], float] = process_time,
+) -> Device:
     """Return the device in a MeasuredDevice, which passes on all calls that it does not measure."""
-    return cast(Device, MeasuredDevice(device, costs, page_size, report))
+    return cast(Device, MeasuredDevice(device, costs, page_size, report, processor_time))

@@ -2,7 +2,7 @@
 
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.api.config import Config
 
@@ -40,6 +40,13 @@ def connection_limits(config: Config) -> ConnectionLimits:
         unread=config.unread_timeout,
         websocket=config.websocket_timeout,
     )
+
+
+def router_limits(config: Config) -> ConnectionLimits:
+    """Return the limits of a router: a client may need a connection to an engine, and each engine's events need one."""
+    limits = connection_limits(config)
+    left = descriptor_limit() - OTHER_DESCRIPTORS - REFUSALS - len(config.engine)
+    return replace(limits, connections=max(1, min(limits.connections, left // 2)))
 
 
 def raise_descriptor_limit() -> None:

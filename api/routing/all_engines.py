@@ -1,7 +1,7 @@
 """Requests that all engines answer together: lists of sessions, metrics, and commands to every engine."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import aiohttp
@@ -54,6 +54,15 @@ def total(family: Metric) -> Metric:
     return metric
 
 
+def sum_of(bodies: Sequence[bytes]) -> web.Response | None:
+    """Return the sums of the engines' answers if they are objects with counts, such as of aborted requests."""
+    try:
+        found = [msgspec.json.decode(body, type=dict[str, int]) for body in bodies]
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return answer_json({name: sum(each.get(name, 0) for each in found) for name in found[-1]})
+
+
 class AllEngines:
     """Asks all engines, and puts their answers together."""
 
@@ -91,21 +100,23 @@ class AllEngines:
         return [(view, msgspec.json.decode(text)) for view, text in zip(views, texts, strict=True) if text is not None]
 
     async def ask_all(self, request: web.Request) -> web.Response:
-        """Send a request to every engine. Answer with the first answer that is an error, or else with the last one."""
+        """Send a request to every engine. Answer with the first answer that is an error, or else with all of them."""
         body, headers = await request.read(), passed_on(request.headers, HOP_BY_HOP)
-        answer: web.Response | None = None
+        answers, bodies = list[web.Response](), list[bytes]()
         for view in self._views():
             url = f"{view.url}{request.path_qs}"
             try:
                 async with self._http.request(request.method, url, data=body, headers=headers) as one:
-                    answer = web.Response(body=await one.read(), status=one.status, headers=answered(one.headers))
+                    bodies.append(await one.read())
+                    answer = web.Response(body=bodies[-1], status=one.status, headers=answered(one.headers))
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 raise errors.unavailable(f"the engine {view.name} did not answer: {error}", "engine_lost") from None
             if answer.status >= 400:
-                break
-        if answer is None:
+                return answer
+            answers.append(answer)
+        if not answers:
             raise errors.unavailable("no engine is ready", "no_engine")
-        return answer
+        return sum_of(bodies) or answers[-1]
 
     def _views(self) -> list[EngineView]:
         return [view for view in self._fleet if view.phase != "lost"]

@@ -14,7 +14,7 @@ from baton.api import errors
 from baton.api.anthropic.errors import error_response, is_messages
 from baton.api.config import Config
 from baton.api.connections.body import check_encoding, unreadable
-from baton.api.connections.limits import connection_limits
+from baton.api.connections.limits import router_limits
 from baton.api.connections.registry import CONNECTIONS, Connections
 from baton.api.errors import ApiError
 from baton.api.exchange import REQUEST_ID, answer_json, new_id
@@ -36,7 +36,7 @@ def make_router(config: Config) -> web.Application:
     """Build the application. Raises ConfigError if API keys cannot be read."""
     app = web.Application(middlewares=[middleware], client_max_size=config.body_limit)
     app[GUARD] = Guard(config)
-    app[CONNECTIONS] = Connections(connection_limits(config))
+    app[CONNECTIONS] = Connections(router_limits(config))
 
     async def running(app: web.Application) -> AsyncIterator[None]:
         app[ROUTER] = Router(config)

@@ -1,6 +1,6 @@
 """The reading of a request, before the router passes it on."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,8 +15,11 @@ OPENING = ("/v1/sessions", "/v1/conversations", "/open_session")
 COUNTING = ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens")
 """Paths that do not compute the prompt in their bodies."""
 NOT_IDS = ("input_tokens",)  # POST /v1/responses/input_tokens counts the tokens of a body
-FIELDS = ("previous_response_id", "conversation", "session", "session_id", "session_params")
+FIELDS = ("previous_response_id", "conversation", "session", "session_id", "session_params", "response_id")
 """The fields of a body that name a session or response, or hold an object with its id."""
+REFERENCE = b'"item_reference"'  # the type of an item that stands for one of a stored response
+FORK = "/fork"  # ends the path of a request that copies a session
+NEW_IDS = {"/open_session": "session_id"}  # the field with the id of a new session; elsewhere it is "id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class Asking:
     chain: Chain  # its prompt
     bound: str  # the name of the session or response that it is about, or continues; empty: any engine can answer it
     opens: bool = False  # whether it opens a session, so that further requests will be bound to its engine
+    new_id: str = ""  # the id that a new session is to have; empty: the engine chooses one
+    new_name: str = ""  # the name of a session with this id
 
 
 def read_asking(path: str, body: bytes, owner: bytes) -> Asking:
@@ -39,9 +44,12 @@ def read_asking(path: str, body: bytes, owner: bytes) -> Asking:
             fields = msgspec.json.decode(body, type=dict[str, Raw])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             fields = {}
-    id = _id_in_path(path) or _id_in_body(fields)
+    opens = path in OPENING
+    id = "" if opens else _id_in_path(path) or _id_in(fields, FIELDS) or _referenced(fields)
+    new_id = _id_in(fields, (NEW_IDS.get(path, "id"),)) if opens or path.endswith(FORK) else ""
     chain = read_chain({} if path in COUNTING else fields, owner)
-    return Asking(chain, name_of(owner, id) if id else "", path in OPENING and not id)
+    bound, new_name = (name_of(owner, each) if each else "" for each in (id, new_id))
+    return Asking(chain, bound, opens, new_id, new_name)
 
 
 def _id_in_path(path: str) -> str:
@@ -53,9 +61,23 @@ def _id_in_path(path: str) -> str:
     return ""
 
 
-def _id_in_body(fields: Mapping[str, Raw]) -> str:
-    """Return the id of the session or response that a body names; empty if there is none."""
-    for name in FIELDS:
+def _referenced(fields: Mapping[str, Raw]) -> str:
+    """Return the id of the response with the last item that the input refers to; empty if it refers to none."""
+    text = bytes(fields.get("input", b""))
+    if b'"id"' not in text:
+        return ""
+    try:
+        items = msgspec.json.decode(text, type=list[dict[str, Raw]])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    references = [item for item in items if item.keys() == {"id"} or bytes(item.get("type", b"")) == REFERENCE]
+    id = _id_in(references[-1], ("id",)) if references else ""
+    return "resp_" + id.partition("_")[2].partition(".")[0] if id else ""
+
+
+def _id_in(fields: Mapping[str, Raw], names: Iterable[str]) -> str:
+    """Return the id of a session or response in the first of these fields that has one; empty if none has."""
+    for name in names:
         value = fields.get(name)
         if value is None:
             continue

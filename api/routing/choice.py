@@ -1,5 +1,6 @@
 """The choice of an engine for a request: the one that would answer first, in seconds."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,13 +13,15 @@ from baton.api.routing.index import Engine, StateIndex
 UNMEASURED_S = 1e-4
 """Seconds a prompt token on an engine that has not measured it yet: less than that of most, so that it is tried."""
 PAUSE_S = 30.0  # between two requests of a chat, typically; reuse changes by at most 0.02 with values from 10 to 100
+HALF_S = 60.0  # the time in which an idle engine's speeds count half as much
 RECENT_S = 60.0  # the time over which an engine's requests are counted
 
 Place = tuple[int, int]  # a position in a prompt, and the digest of the tokens before it
 
-QUEUE, TOKEN, STEP, ROWS, ROOM, RECENT = range(6)
-"""The columns of the engines' loads: seconds of the queue, of a token, and of a step; the numbers of rows, of states
-that the engine can keep, and of requests that it got in the last RECENT_S seconds."""
+QUEUE, TOKEN, STEP, ROWS, ROOM, MEASURED_TOKEN, MEASURED_STEP, RECENT = range(8)
+"""The rows of the table of loads, which has a column for each engine: seconds of the queue, of a token, and of a step,
+as they count; the numbers of rows, and of states that the engine can keep; seconds of a token and of a step, as they
+were measured; the number of requests that it got in the last RECENT_S seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,12 @@ class Engines:
 
     def __init__(self, index: StateIndex, clock: Callable[[], float] = time.monotonic) -> None:
         self._index, self._clock = index, clock
-        self._numbers: dict[Engine, int] = {}  # the row of each engine in the loads
+        self._numbers: dict[Engine, int] = {}  # the column of each engine in the loads
         self._engines = list[Engine]()
-        self._loads: NDArray[np.float64] = np.zeros((0, 6))
+        self._loads: NDArray[np.float64] = np.zeros((RECENT + 1, 0))
         self._counted = clock()  # when the recent requests were last counted
         self._sent: dict[Engine, list[Sent]] = {}
+        self._busy: dict[Engine, float] = {}  # when each engine was last seen with requests
 
     def report(self, engine: Engine, queue: float, token: float, step: float, rows: int, slots: int) -> None:
         """Note the load of an engine that takes requests, in seconds, and its rows and slots. An engine may be new."""
@@ -70,9 +74,10 @@ class Engines:
         if at is None:
             at = self._numbers[engine] = len(self._engines)
             self._engines.append(engine)
-            self._loads = np.vstack((self._loads, np.zeros(6)))
+            self._loads = np.hstack((self._loads, np.zeros((RECENT + 1, 1))))
         room = max(slots, self._index.count(engine), 1)  # states may also lie below the slots
-        self._loads[at, :RECENT] = queue, token or UNMEASURED_S, step, rows, room
+        token = token or UNMEASURED_S
+        self._loads[:RECENT, at] = queue, *self._believed(engine, token, step, rows > 0), rows, room, token, step
         self._sent[engine] = []
 
     def remove(self, engine: Engine) -> None:
@@ -83,9 +88,9 @@ class Engines:
         last = self._engines.pop()
         if last != engine:
             self._engines[at], self._numbers[last] = last, at
-        self._loads[at] = self._loads[-1]
-        self._loads = self._loads[:-1]
-        del self._sent[engine]
+        self._loads[:, at] = self._loads[:, -1]
+        self._loads = np.ascontiguousarray(self._loads[:, :-1])
+        del self._sent[engine], self._busy[engine]
 
     def choose(self, demand: Demand, but: Iterable[Engine] = ()) -> Chosen | None:
         """Return the engine that would answer first, and count the request there; None if no engine takes requests.
@@ -96,16 +101,23 @@ class Engines:
             return None
         cached, loads = self._cached(demand), self._loads
         uncached = np.maximum(demand.tokens - cached, 1.0)
-        costs = loads[:, QUEUE] + uncached * loads[:, TOKEN] + loads[:, STEP] + self._later(demand)
+        costs = self._later(demand)
+        costs += loads[QUEUE]
+        costs += loads[STEP]
+        costs += uncached * loads[TOKEN]
         for engine in but:
             if engine in self._numbers:
                 costs[self._numbers[engine]] = np.inf
-        at = int(np.lexsort((loads[:, ROWS], costs))[0])
-        if costs[at] == np.inf:
+        least = costs.min()
+        if least == np.inf:
             return None
-        sent = Sent(self._engines[at], float(uncached[at] * loads[at, TOKEN]))
-        loads[at, QUEUE] += sent.seconds
-        loads[at, [ROWS, RECENT]] += 1
+        [equal] = np.nonzero(costs == least)
+        at = int(equal[0] if len(equal) == 1 else equal[loads[ROWS, equal].argmin()])
+        sent = Sent(self._engines[at], float(uncached[at] * loads[TOKEN, at]))
+        loads[QUEUE, at] += sent.seconds
+        loads[ROWS, at] += 1
+        loads[RECENT, at] += 1
+        self._busy[sent.engine] = self._counted
         self._sent[sent.engine].append(sent)
         return Chosen(sent.engine, int(cached[at]), sent)
 
@@ -114,7 +126,24 @@ class Engines:
         waiting = self._sent.get(sent.engine, [])
         if any(each is sent for each in waiting):  # otherwise a report has it counted already
             waiting[:] = [each for each in waiting if each is not sent]
-            self._loads[self._numbers[sent.engine], QUEUE] -= sent.seconds
+            self._loads[QUEUE, self._numbers[sent.engine]] -= sent.seconds
+
+    def _believed(self, engine: Engine, token: float, step: float, busy: bool) -> tuple[float, float]:
+        """Return the speeds with which an engine counts.
+
+        The speeds of an idle engine halve in each HALF_S seconds, down to the fastest engine's. So an engine that was
+        slow, or was measured wrongly, gets a request some time later, and is measured again.
+        """
+        now = self._clock()
+        since = self._busy.setdefault(engine, now)
+        if busy:
+            self._busy[engine] = now
+            return token, step
+        if now == since:
+            return token, step
+        share, loads = 0.5 ** ((now - since) / HALF_S), self._loads
+        floors = min(token, loads[MEASURED_TOKEN].min()), min(step, loads[MEASURED_STEP].min())
+        return max(token * share, floors[0]), max(step * share, floors[1])
 
     def _cached(self, demand: Demand) -> NDArray[np.float64]:
         """Return how many tokens of a prompt each engine has, or will have when it comes to the request."""
@@ -136,10 +165,12 @@ class Engines:
         longer than a time t is taken as PAUSE_S ÷ (PAUSE_S + t), a Lomax distribution. A chat is not new at its home.
         """
         now, loads = self._clock(), self._loads
-        loads[:, RECENT] *= np.exp((self._counted - now) / RECENT_S)
+        loads[RECENT] *= math.exp((self._counted - now) / RECENT_S)
         self._counted = now
-        arrivals = loads[:, RECENT] * (PAUSE_S / RECENT_S)  # in a pause
-        seconds: NDArray[np.float64] = 2 * demand.tokens * loads[:, TOKEN] * arrivals / (arrivals + loads[:, ROOM])
+        arrivals = loads[RECENT] * (PAUSE_S / RECENT_S)  # in a pause
+        seconds: NDArray[np.float64] = arrivals / (arrivals + loads[ROOM])
+        seconds *= loads[TOKEN]
+        seconds *= 2 * demand.tokens
         if demand.home in self._numbers:
             seconds[self._numbers[demand.home]] = 0.0
         return seconds

@@ -19,6 +19,7 @@ from baton.api.exchange import REQUEST_ID
 from baton.api.parsing import RESUME
 from baton.api.resuming import RESUMABLE, ROUTED, Resumption
 from baton.api.routing.asking import Asking, read_asking
+from baton.api.routing.bodies import ClientStream, begin
 from baton.api.routing.counts import RouterCounts
 from baton.api.routing.engines import Fleet
 from baton.api.routing.forwarding import (
@@ -62,11 +63,10 @@ class Delivery:
         """Pass a stream on to the client. If its engine fails, another one continues it, or else an error ends it."""
         first = begun.answer
         response = web.StreamResponse(status=first.status, reason=first.reason, headers=answered(first.headers))
-        copy = StreamCopy() if RESUMABLE in first.headers else None
-        await response.prepare(request)
+        copy, client = StreamCopy() if RESUMABLE in first.headers else None, await begin(response, request)
         for _ in range(1 + MOST_RETRIES):
             try:
-                await self._copy(begun, response, copy, call.asking)
+                await self._copy(begun, client, copy, call.asking)
                 self._forwarder.learn(call.asking, copy.places if copy is not None else "")
                 return response
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -85,7 +85,7 @@ class Delivery:
             begun = again
             copy.begin_again()
         self._counts.interrupted.inc()
-        await write(response, interruption(request))
+        client.write(interruption(request))
         return response
 
     async def _continue(self, call: ClientCall, resumption: Resumption | None) -> EngineStream | None:
@@ -110,22 +110,22 @@ class Delivery:
         log.warning("a stream cannot be continued", why=f"status {status}")
         return None
 
-    async def _copy(
-        self, begun: EngineStream, response: web.StreamResponse, copy: StreamCopy | None, asking: Asking
-    ) -> None:
+    async def _copy(self, begun: EngineStream, client: ClientStream, copy: StreamCopy | None, asking: Asking) -> None:
         """Copy the events of a stream. Raises aiohttp.ClientError if the engine fails before its end."""
+
+        def take(chunk: bytes) -> bool:
+            if copy is not None:
+                chunk = copy.take(chunk)
+            elif (at := chunk.rfind(PLACES)) >= 0:
+                self._forwarder.learn(asking, chunk[at + len(PLACES) :].partition(b"\n")[0].decode())
+                chunk = chunk[:at]
+            return bool(chunk) and client.write(chunk)
+
         async with begun.answer as answer:
             with begun.view.closing_when_lost(answer.close):
-                async for chunk in answer.content.iter_any():
-                    if copy is not None:
-                        chunk = copy.take(chunk)
-                    elif (at := chunk.rfind(PLACES)) >= 0:
-                        self._forwarder.learn(asking, chunk[at + len(PLACES) :].partition(b"\n")[0].decode())
-                        chunk = chunk[:at]
-                    if chunk:
-                        await write(response, chunk)
+                await begun.body.pass_on(take, client.caught_up)
         if copy is not None and (rest := copy.rest()):
-            await write(response, rest)
+            client.write(rest)
 
 
 def interruption(request: web.Request) -> bytes:
@@ -137,14 +137,3 @@ def interruption(request: web.Request) -> bytes:
         about = {"type": "error", "code": error.code, "message": error.message, "param": None}
         return b"event: error\ndata: " + msgspec.json.encode(about) + b"\n\n"
     return frames([error.body()]) + DONE
-
-
-async def write(response: web.StreamResponse, chunk: bytes) -> None:
-    """Write to the client. Raises ConnectionResetError if the client has left.
-
-    aiohttp's own error is the one that it raises where an engine is lost, and the engine is not at fault here.
-    """
-    try:
-        await response.write(chunk)
-    except ConnectionError as error:
-        raise ConnectionResetError("the client has left") from error

@@ -22,6 +22,7 @@ SILENCE_S = 2.0  # an engine is left out after so long without an event; one is 
 RETRY_S = 0.25  # until a lost engine is asked again, twice as long each time
 LONGEST_RETRY_S = 1.0
 MOST_TAKEN_OVER = 10_000  # responses that engines have continued, the latest ones
+MOST_EXPECTED = 10_000  # names of sessions that were just opened, the latest ones
 EVENTS = msgspec.json.Decoder(Snapshot | Change)
 
 
@@ -92,6 +93,7 @@ class Fleet:
         self._views: dict[int, EngineView] = {}
         self._holders: dict[str, int] = {}  # the engine of each session and response, by name
         self._taken_over: OrderedDict[str, int] = OrderedDict()  # the engine that has continued a response, by name
+        self._expected: OrderedDict[str, int] = OrderedDict()  # the engine where a session was opened, by name
         self._numbers = count()
         self._news = asyncio.Event()  # is set, and replaced, after each event
         self._headers = headers
@@ -128,7 +130,7 @@ class Fleet:
 
     def holder(self, name: str) -> EngineView | None:
         """Return the engine that has a session or response, by its name (see `name_of`)."""
-        number = self._taken_over.get(name, self._holders.get(name))
+        number = self._taken_over.get(name, self._holders.get(name, self._expected.get(name)))
         return self._views.get(number) if number is not None else None
 
     def take_over(self, name: str, view: EngineView) -> None:
@@ -136,6 +138,12 @@ class Fleet:
         self._taken_over[name] = view.number
         if len(self._taken_over) > MOST_TAKEN_OVER:
             self._taken_over.popitem(last=False)
+
+    def expect(self, name: str, view: EngineView) -> None:
+        """Note that a session is opened at an engine, whose events will name it. Another of this name belongs there."""
+        self._expected[name] = view.number
+        if len(self._expected) > MOST_EXPECTED:
+            self._expected.popitem(last=False)
 
     async def find(
         self, name: str, seconds: float, but: EngineView | None = None, lost: bool = True
@@ -228,10 +236,13 @@ class Fleet:
         if isinstance(event, Snapshot):
             if view.phase == "lost":
                 view.requests = 0
-                structlog.get_logger().info("engine found", engine=event.name, url=view.url, phase=event.phase)
+                view.name = self._name(view, event)
+                structlog.get_logger().info("engine found", engine=view.name, url=view.url, phase=event.phase)
             self.index.remove_all(view.number)
             self._drop(view, view.names)
-            view.name, view.model, view.role, view.boot = event.name, event.model, event.role, event.boot
+            if view.boot != event.boot:
+                self._expected = OrderedDict(item for item in self._expected.items() if item[1] != view.number)
+            view.model, view.role, view.boot = event.model, event.role, event.boot
         elif view.phase == "lost" or event.sequence != view.sequence + 1:
             raise ValueError(f"event {event.sequence} follows event {view.sequence}")
         else:
@@ -251,6 +262,11 @@ class Fleet:
             self.engines.report(view.number, *seconds, load.rows, sum(load.slots.values()))
         else:
             self.engines.remove(view.number)
+
+    def _name(self, view: EngineView, event: Snapshot) -> str:
+        """Return a name that no other engine has: with its address if another has the name that it gives itself."""
+        others = {other.name for other in self if other is not view}
+        return event.name if event.name not in others else f"{event.name} ({view.url.partition('://')[2]})"
 
     def _drop(self, view: EngineView, names: set[str]) -> None:
         for name in list(names):

@@ -13,6 +13,7 @@ from yarl import URL
 from baton.api import errors
 from baton.api.events.places import HEADER, read_places
 from baton.api.routing.asking import Asking
+from baton.api.routing.bodies import EngineConnection
 from baton.api.routing.choice import Sent
 from baton.api.routing.counts import RouterCounts
 from baton.api.routing.engines import EngineView, Fleet
@@ -35,7 +36,6 @@ HOP_BY_HOP = frozenset(
 NOT_ANSWERED = frozenset(
     {"connection", "keep-alive", "transfer-encoding", "trailer", "upgrade", "server", "date", HEADER}
 )
-EVENT_STREAM = "text/event-stream"
 
 
 class Unanswered(Exception):
@@ -65,6 +65,7 @@ class EngineStream:
 
     view: EngineView
     answer: aiohttp.ClientResponse
+    body: EngineConnection
 
 
 class Forwarder:
@@ -90,8 +91,9 @@ class Forwarder:
     async def pick(self, asking: Asking, but: Iterable[int] = ()) -> tuple[EngineView, Sent | None]:
         """Return the engine for a request. Raises ApiError 503 if there is none."""
         if asking.bound and (holder := await self._holder(asking.bound)) is not None:
+            self._check_new(asking, holder)
             return holder, None
-        if asking.opens and (view := self._fleet.emptiest(but)) is not None:
+        if asking.opens and (view := await self._opening(asking, but)) is not None:
             return view, None
         chosen = await self._fleet.choose(self._chains.demand(asking.chain), but, NO_ENGINE_S)
         if chosen is None:
@@ -115,6 +117,26 @@ class Forwarder:
         if (view := await self._fleet.find(name, NO_ENGINE_S, lost=False)) is None:
             raise errors.unavailable("the engine that has it does not answer", "engine_lost")
         return view
+
+    async def _opening(self, asking: Asking, but: Iterable[int]) -> EngineView | None:
+        """Return the engine that opens a session: if there is one of this name, the engine that has it."""
+        name = asking.new_name
+        if name and self._fleet.holder(name) is not None:
+            view = await self._holder(name)
+            if view is not None and view.number not in but:
+                return view
+        view = self._fleet.emptiest(but)
+        if view is not None and name:
+            self._fleet.expect(name, view)
+        return view
+
+    def _check_new(self, asking: Asking, view: EngineView) -> None:
+        """Raise ApiError 400 if a session is to be copied under a name that a session of another engine has."""
+        if not asking.new_name:
+            return
+        if self._fleet.holder(asking.new_name) not in (None, view):
+            raise errors.bad_request(f"session {asking.new_id!r} exists already", "id", "duplicate_session_id")
+        self._fleet.expect(asking.new_name, view)
 
     async def _try_engines(self, call: ClientCall) -> EngineStream | web.Response:
         tried = list[int]()
@@ -144,8 +166,9 @@ class Forwarder:
         try:
             with view.unless_lost():
                 answer = await asking
-            if answer.status == 200 and answer.content_type == EVENT_STREAM:
-                return EngineStream(view, answer)
+            connection = answer.connection.protocol if answer.connection is not None else None
+            if isinstance(connection, EngineConnection) and connection.streams:
+                return EngineStream(view, answer, connection)
             async with answer:
                 with view.unless_lost():
                     body = await answer.read()

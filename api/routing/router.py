@@ -9,6 +9,7 @@ from aiohttp import web
 
 from baton.api.config import Config
 from baton.api.routing.all_engines import AllEngines
+from baton.api.routing.bodies import EngineConnector
 from baton.api.routing.counts import RouterCounts
 from baton.api.routing.delivery import Delivery
 from baton.api.routing.engines import Fleet
@@ -28,7 +29,7 @@ class Router:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=config.header_timeout)
         self.http = aiohttp.ClientSession(
             timeout=timeout,
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=EngineConnector(),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )

@@ -7,6 +7,7 @@ import structlog
 from aiohttp import web
 
 from baton.api.config import Config, ConfigError
+from baton.api.connections.limits import descriptor_limit, raise_descriptor_limit
 from baton.api.connections.listening import place_of
 from baton.api.connections.registry import CONNECTIONS
 from baton.api.machine.signals import Signals
@@ -31,7 +32,9 @@ async def run(config: Config, signals: Signals) -> int:
         loop.call_soon_threadsafe(stop.set)
 
     signals.deliver_to(receive)
+    raise_descriptor_limit()
     app = make_router(config)
+    check_descriptors(app[CONNECTIONS].limits.connections, config)
     runner = web.AppRunner(
         app, handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WRITES_S, keepalive_timeout=NEVER_S
     )
@@ -51,6 +54,13 @@ async def run(config: Config, signals: Signals) -> int:
         await runner.cleanup()
         tasks.cancel_scope.cancel()
     return 0
+
+
+def check_descriptors(connections: int, config: Config) -> None:
+    """Warn if the limit on open files allows fewer clients than --max-connections."""
+    if connections < config.max_connections:
+        message = "the limit on open files is low: raise it (ulimit -n), or lower --max-connections"
+        structlog.get_logger().warning(message, limit=descriptor_limit(), connections=connections)
 
 
 async def drain(app: web.Application, seconds: float) -> None:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from baton.api import errors
 from baton.api.config import Config
 from baton.api.errors import ApiError, websocket_event
+from baton.api.events.frames import name_of
 from baton.api.routing.asking import read_asking
 from baton.api.routing.engines import EngineView, Fleet
 from baton.api.routing.forwarding import HOP_BY_HOP, Forwarder, passed_on
@@ -25,7 +26,14 @@ OF_SOCKETS = HOP_BY_HOP | {
 }  # fmt: skip
 BEGINNINGS = ("response.create", "response.resume")
 ENDS = ("response.completed", "response.failed", "response.incomplete", "error")
+MOST_STREAMS = 256  # more than an engine's MAX_LANES
 LOST = "the engine was lost in the middle of the response"
+
+
+class MadeResponse(Struct):
+    """The response in an event."""
+
+    id: str = ""
 
 
 class SocketEvent(Struct):
@@ -33,6 +41,7 @@ class SocketEvent(Struct):
 
     type: str = ""
     stream_id: str | None = None
+    response: MadeResponse | None = None
 
 
 EVENTS = msgspec.json.Decoder(SocketEvent)
@@ -80,8 +89,9 @@ class Sockets:
         """Pass a message on, or answer it with an error."""
         try:
             asking = read_asking(request.path, data, owner_of(request))
-            latest = None if asking.bound else relay.latest
-            view = latest if latest is not None else await self._engine(request, data)
+            view = relay.maker(asking.bound) if asking.bound else relay.next_for(event_of(data).stream_id)
+            if view is None:
+                view = await self._engine(request, data)
             await relay.send(view, data)
         except ApiError as error:
             await relay.fail(event_of(data).stream_id, error)
@@ -102,6 +112,13 @@ class EngineSocket:
 
     socket: aiohttp.ClientWebSocketResponse
     open: Counter[str | None] = field(default_factory=Counter)  # responses that have not ended, by stream_id
+    made: dict[str | None, str] = field(default_factory=dict)  # the name of the latest response, by stream_id
+
+    def note_made(self, stream_id: str | None, name: str) -> None:
+        """Note the latest response of a stream. Streams beyond MOST_STREAMS are forgotten, the oldest first."""
+        self.made[stream_id] = name
+        if len(self.made) > MOST_STREAMS:
+            del self.made[next(iter(self.made))]
 
 
 class ClientSocket:
@@ -117,6 +134,17 @@ class ClientSocket:
         """The engine that was last sent to, if it still takes requests."""
         view = next(reversed(self._engines), None)
         return view if view is not None and view.takes_requests else None
+
+    def next_for(self, stream_id: str | None) -> EngineView | None:
+        """Return the engine for a message that continues nothing: the one with the stream's open response, or latest.
+
+        Responses of one stream follow one another, and the message may cancel the open one.
+        """
+        return next((view for view, engine in self._engines.items() if engine.open[stream_id] > 0), self.latest)
+
+    def maker(self, name: str) -> EngineView | None:
+        """Return the engine that has made a response for this websocket, which it may have stored for it alone."""
+        return next((view for view, engine in self._engines.items() if name in engine.made.values()), None)
 
     async def connect(self, view: EngineView) -> None:
         """Connect to an engine. Raises aiohttp.ClientError if it does not take the websocket."""
@@ -160,6 +188,8 @@ class ClientSocket:
         with suppress(ConnectionError), view.closing_when_lost(lambda: self._start(engine.socket.close())):
             async for message in engine.socket:
                 event = event_of(message.data)
+                if event.response is not None:
+                    engine.note_made(event.stream_id, name_of(owner_of(self._request), event.response.id))
                 engine.open[event.stream_id] -= event.type in ENDS and engine.open[event.stream_id] > 0
                 await self._client.send_str(message.data)
             self._engines.pop(view, None)

@@ -8,6 +8,8 @@ from baton.api.events.places import PLACES
 from baton.api.resuming import COMMENT, Begun, Resumption, SentPart, TokensSent
 
 END = b"\n\n"
+THEN_COMMENT = END + b":"
+COLON = ord(":")
 PINGS = (b": ping", b"event: ping")
 EVENT = msgspec.json.Decoder(Begun | TokensSent)
 UNIQUE = re.compile(r"[0-9a-f]{32}")
@@ -31,7 +33,7 @@ class StreamCopy:
         self._ended: set[int] = set()  # the sequences that have ended
         self._rest = b""  # the beginning of a frame
         self._frames: list[bytes] = []  # frames whose comment has not come yet
-        self._created = b""
+        self._created: bytes | None = None  # the field of the first frames; empty: they have none
         self._to_skip = 0  # comments until the client has no more of the stream
         self._renamed: list[tuple[bytes, bytes]] = []
 
@@ -66,6 +68,10 @@ class StreamCopy:
 
     def take(self, chunk: bytes) -> bytes:
         """Take in a chunk of the engine's stream. Return what the client gets."""
+        if self._created is not None and not (self._renamed or self._to_skip or self._frames or self._rest):
+            passed = self._take_plain(chunk)
+            if passed is not None:
+                return passed
         *frames, self._rest = (self._rest + chunk).split(END)
         ready = list[bytes]()
         for frame in frames:
@@ -78,6 +84,22 @@ class StreamCopy:
             else:
                 self._frames.append(frame + END)
         return b"".join(ready)
+
+    def _take_plain(self, chunk: bytes) -> bytes | None:
+        """Take in a chunk that consists of events and the comment on their tokens, as almost all do; None: it does not.
+
+        The events are not looked at.
+        """
+        at = chunk.find(THEN_COMMENT) + len(END)
+        if at < len(THEN_COMMENT) or chunk[0] == COLON or not chunk.startswith(COMMENT, at):
+            return None
+        if chunk.find(END, at) != len(chunk) - len(END):
+            return None
+        event = EVENT.decode(chunk[at + len(COMMENT) :])
+        if not isinstance(event, TokensSent):
+            return None
+        self._count(event)
+        return chunk[:at]
 
     def rest(self) -> bytes:
         """Return the events at the end of a complete stream that no comment follows, such as an error."""
@@ -94,7 +116,7 @@ class StreamCopy:
             self._to_skip -= 1
         else:
             ready += (self._as_begun(frame) for frame in frames)
-        if not self._created and not self._renamed:
+        if self._created is None and frames:
             self._created = first_created(frames)
 
     def _begin(self, event: Begun, frames: list[bytes]) -> None:

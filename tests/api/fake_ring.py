@@ -2,18 +2,17 @@
 
 import asyncio
 import json
-import os
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from typing import Any
 
-import pytest
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
+from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -43,15 +42,12 @@ from baton.actors.messages import (
 from baton.actors.requests import EndReason, Hit, MissReason, Output, Request, TokenLogprob
 from baton.actors.runtime.timings import Timings
 from baton.api.app import make_app
-from baton.api.cli.commands import OF_ROUTER
 from baton.api.config import Config
 from baton.api.connections.registry import CONNECTIONS
 from baton.api.generation.gateway import Gateway
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.structured import GrammarCompiler, no_grammars
 from baton.api.responses.store import RESPONSES, ResponseStore
-from baton.api.routing.app import make_router
-from baton.api.routing.router import ROUTER
 from baton.api.server import Server
 from baton.api.sessions.store import SESSIONS, SessionStore
 from baton.api.telemetry.metrics import Metrics
@@ -60,14 +56,13 @@ from baton.models.text.formats.picking import OutputFormats
 from baton.models.text.formats.thinking import THINK
 from baton.models.text.grammars.compiling import Grammars
 from baton.models.text.template import Beginning
+from tests.api.through_router import THROUGH_ROUTER, roles_of, router_of, together
 
 EOS = 256
 VOCAB = 260
 HIDDEN = 4  # numbers of an embedding
 NO_FORMATS = OutputFormats()
-THROUGH_ROUTER = "BATON_TESTS_THROUGH_ROUTER" in os.environ
 Client = TestClient[web.Request, web.Application]
-not_through_router = pytest.mark.skipif(THROUGH_ROUTER, reason="looks into the process, which is the router's then")
 AGENT = OutputFormats(HERMES, THINK)
 
 
@@ -146,7 +141,10 @@ def shown(message: Mapping[str, Any]) -> str:
 
 
 class FakeRing:
-    """A ring without actors: it records the api's messages, and its attributes decide how it answers."""
+    """A ring without actors: it records the api's messages, and its attributes decide how it answers.
+
+    It may answer several engines. Then it sends its replies to the gateway that has asked, and other messages to all.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self.sent: list[Message] = []  # all messages from the api, in order
@@ -159,22 +157,33 @@ class FakeRing:
         self.failing = False
         self.pause = 0.0
         self.open: dict[str, Request] = {}
-        self._gateway = gateway
+        self._gateways = [gateway]
+        self._asking = dict[str, Gateway]()  # the gateway of each open request
         self._sent = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         gateway.bind(self.send)
 
-    def send(self, to: Address, message: Message) -> None:
+    def join(self, gateway: Gateway) -> None:
+        """Answer a further engine too."""
+        self._gateways.append(gateway)
+        gateway.bind(partial(self.send, gateway=gateway))
+
+    def send(self, to: Address, message: Message, gateway: Gateway | None = None) -> None:
+        gateway = gateway or self._gateways[0]
         self.sent.append(message)
         self._sent.set()
         loop = asyncio.get_running_loop()
+
+        def reply(message: Message) -> None:
+            loop.call_soon(self.deliver, message, gateway)
+
         match message:
             case Submit(request):
                 assert to == "scheduler"
                 if self.refusal is not None:
-                    loop.call_soon(self.deliver, Ended(request.id, self.refusal, f"ended: {self.refusal}"))
+                    reply(Ended(request.id, self.refusal, f"ended: {self.refusal}"))
                     return
-                self.open[request.id] = request
+                self.open[request.id], self._asking[request.id] = request, gateway
                 if not self.held:
                     self._start(request)
             case Abort(id):
@@ -182,23 +191,23 @@ class FakeRing:
                     loop.call_soon(self.finish, id)
             case Flush(ticket):
                 assert to == "cache"
-                loop.call_soon(self.deliver, Flushed(ticket))
+                reply(Flushed(ticket))
             case Pause(ticket):
                 assert to == "scheduler"
-                loop.call_soon(self.deliver, Paused(ticket))
+                reply(Paused(ticket))
             case Continue():
                 assert to == "scheduler"
             case Name(session, ticket=ticket):
                 assert to == "cache"
                 if not self.held_names:
-                    loop.call_soon(self.deliver, Kept(session, "tokens", 0, ticket))
+                    reply(Kept(session, "tokens", 0, ticket))
             case Unname():
                 assert to == "cache"
             case Suspend(ticket):
                 assert to == "cache"
-                loop.call_soon(self.deliver, Suspended(ticket, "host", 5))
+                reply(Suspended(ticket, "host", 5))
             case Drain():
-                loop.call_soon(self.deliver, Drained([]))
+                reply(Drained([]))
             case _:
                 raise AssertionError(message)
 
@@ -223,11 +232,14 @@ class FakeRing:
     def finish(self, id: str) -> None:
         request = self.open.pop(id, None)
         if request is not None:
-            self.deliver(Delta([Output(id, "", b"", request.prompt_len, 0, "abort", "aborted", hit=Hit(self.cached))]))
+            ended = Output(id, "", b"", request.prompt_len, 0, "abort", "aborted", hit=Hit(self.cached))
+            self.deliver(Delta([ended]), self._asking[id])
 
-    def deliver(self, message: Message) -> None:
-        self._gateway.receive(message)
-        self._gateway.act()
+    def deliver(self, message: Message, gateway: Gateway | None = None) -> None:
+        """Deliver a message to a gateway, or to all."""
+        for each in [gateway] if gateway is not None else self._gateways:
+            each.receive(message)
+            each.act()
 
     def _start(self, request: Request) -> None:
         task = asyncio.ensure_future(self._play(request))
@@ -238,7 +250,8 @@ class FakeRing:
         """Send the reply, one character per message. The tokens are the character's bytes; EOS ends the reply."""
         hit = Hit(self.cached, miss_reason=self.miss_reason)
         first = Output(request.id, "", b"", request.prompt_len, 0, hit=hit)
-        self.deliver(Delta([first]))
+        gateway = self._asking[request.id]
+        self.deliver(Delta([first]), gateway)
         count = 0
         prompt_logprobs = prompt_items(request)
         for letter in [*self.reply, ""]:
@@ -257,7 +270,7 @@ class FakeRing:
             prompt_logprobs = []
             if finish is not None:
                 del self.open[request.id]
-            self.deliver(Delta([output]))
+            self.deliver(Delta([output]), gateway)
             if finish is not None:
                 return
 
@@ -346,21 +359,40 @@ def byte_grammars() -> Grammars:
 
 
 def make_server(config: Config, ready: bool = True, formats: OutputFormats = NO_FORMATS) -> tuple[Server, FakeRing]:
-    metrics = Metrics("fake")
-    gateway = Gateway(config.request_timeout, metrics)
-    ring = FakeRing(gateway)
-    server = Server(config, gateway, metrics, "fake")
-    if ready:
-        grammars = GrammarCompiler(byte_grammars()) if formats.tools is not None else no_grammars()
-        length = config.max_model_len or 256
-        rows = config.max_running or 16
-        server.model = ServedModel(
-            FakeText(), VOCAB, length, {"family": "fake"}, formats, grammars, rows, hidden_size=HIDDEN
-        )
-        server.relay = ring
-        server.phase = "ready"
-        metrics.watch_ring(ring)
+    [server], ring = make_servers(config, ready, formats)
     return server, ring
+
+
+def make_servers(
+    config: Config, ready: bool, formats: OutputFormats, roles: Sequence[str] = ("both",)
+) -> tuple[list[Server], FakeRing]:
+    """Make engines with one model and one ring, to which those with the role "prefill" must not send anything."""
+    servers = list[Server]()
+    for role in roles:
+        metrics = Metrics("fake")
+        servers.append(Server(replace(config, role=role), Gateway(config.request_timeout, metrics), metrics, "fake"))
+    first, *others = answering(servers)
+    ring = FakeRing(first.gateway)
+    for other in others:
+        ring.join(other.gateway)
+    if ready:
+        model = make_model(config, formats)
+        for server in servers:
+            server.model, server.relay, server.phase = model, ring, "ready"
+            server.metrics.watch_ring(ring)
+    return servers, ring
+
+
+def answering(servers: Sequence[Server]) -> list[Server]:
+    """Return the engines that answer clients."""
+    return [server for server in servers if server.config.role != "prefill"]
+
+
+def make_model(config: Config, formats: OutputFormats) -> ServedModel:
+    grammars = GrammarCompiler(byte_grammars()) if formats.tools is not None else no_grammars()
+    length = config.max_model_len or 256
+    rows = config.max_running or 16
+    return ServedModel(FakeText(), VOCAB, length, {"family": "fake"}, formats, grammars, rows, hidden_size=HIDDEN)
 
 
 @dataclass
@@ -405,33 +437,42 @@ class WatchedServer(TestServer):
 
 @asynccontextmanager
 async def serving(ready: bool = True, formats: OutputFormats = NO_FORMATS, **options: Any) -> AsyncIterator[Served]:
-    """Run a server and a client for it, which talks to it through a router if BATON_TESTS_THROUGH_ROUTER is set."""
-    server, ring = make_server(Config(**options), ready, formats)
-    app = make_app(server)
-    await app[SESSIONS].restore(VOCAB)
+    """Run an engine, and a client for it.
+
+    If BATON_TESTS_THROUGH_ROUTER is set: engines with these roles, and a router for the client.
+    """
+    servers, ring = make_servers(Config(**options), ready, formats, roles_of(options, ready))
+    apps = [make_app(server) for server in servers]
+    chosen = answering(servers)
+    stores = [app for app, server in zip(apps, servers, strict=True) if server in chosen]
     try:
-        async with TestClient(WatchedServer(app)) as direct, routed(direct, options) as client:
-            watching = asyncio.ensure_future(app[CONNECTIONS].watch())
-            yield Served(client, server, ring, app[SESSIONS], app[RESPONSES])
-            watching.cancel()
+        async with AsyncExitStack() as stack:
+            clients = list[Client]()
+            for app in apps:
+                await app[SESSIONS].restore(VOCAB)
+                clients.append(await stack.enter_async_context(client_of(app)))
+            watching = [asyncio.ensure_future(app[CONNECTIONS].watch()) for app in apps]
+            client = clients[0]
+            if THROUGH_ROUTER:
+                urls = [str(each.make_url("/")) for each in clients]
+                client = await stack.enter_async_context(router_of(urls, options, client_of))
+            yield Served(
+                client,
+                together(chosen),
+                ring,
+                together([app[SESSIONS] for app in stores]),
+                together([app[RESPONSES] for app in stores]),
+            )
+            for each in watching:
+                each.cancel()
     finally:
-        await app[SESSIONS].close_files()
+        for app in apps:
+            await app[SESSIONS].close_files()
 
 
-@asynccontextmanager
-async def routed(direct: Client, options: Mapping[str, Any]) -> AsyncIterator[Client]:
-    """Yield a client of a router in front of the server that `direct` talks to, or `direct` itself."""
-    if not THROUGH_ROUTER:
-        yield direct
-        return
-    accepted = {name: value for name, value in options.items() if name in OF_ROUTER}
-    app = make_router(Config(engine=(str(direct.make_url("/")),), **accepted))
-    async with TestClient(WatchedServer(app)) as client:
-        views = app[ROUTER].fleet
-        async with asyncio.timeout(10):
-            while any(view.phase == "lost" for view in views):  # noqa: ASYNC110 (a router has no event for tests)
-                await asyncio.sleep(0.01)
-        yield client
+def client_of(app: web.Application) -> Client:
+    """Return a client of an application's server, which runs as long as the client is open."""
+    return TestClient(WatchedServer(app))
 
 
 async def read_events(response: ClientResponse) -> list[bytes]:

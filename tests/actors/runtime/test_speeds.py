@@ -65,6 +65,35 @@ def test_prompts_and_copies_are_measured() -> None:
     assert len(reports) == 1 and 1 / 300 < reports[0].byte < 2 / 300
 
 
+def test_a_step_in_which_the_process_was_stopped_does_not_count() -> None:
+    """Its processor time stands still meanwhile. A device that stays slow counts from the second slow step on."""
+    sleeper, reports, processor = Sleeper(), list[Speeds](), iter(range(10**6))
+    device = measured(sleeper, Costs(), 4, reports.append, lambda: 1e-9 * next(processor))  # type: ignore[arg-type]
+    step = Work(1, [], [0], [4], [])
+    for _ in range(3):
+        run(device, step)
+        run(device, Work(1, [WorkChunk(1, 0, 20, True)], [], [], []))
+    known = reports[-1]
+    sleeper.takes = 300.0
+    run(device, step)
+    sleeper.takes = 1.0
+    run(device, step)
+    sleeper.takes = 300.0
+    run(device, Work(1, [WorkChunk(1, 0, 20, True)], [], [], []))
+    assert reports[-1] == known
+    run(device, step)
+    assert reports[-1].decode > known.decode
+
+
+def test_a_long_step_that_computes_counts() -> None:
+    sleeper, reports, processor = Sleeper(), list[Speeds](), iter(range(0, 10**6, 40))
+    device = measured(sleeper, Costs(), 4, reports.append, lambda: next(processor))  # type: ignore[arg-type]
+    run(device, Work(1, [], [0], [4], []))
+    sleeper.takes = 300.0
+    run(device, Work(1, [], [0], [4], []))
+    assert reports[-1].decode > 100
+
+
 def test_the_extra_time_of_mixed_steps_is_measured() -> None:
     sleeper, reports = Sleeper(), list[Speeds]()
     device = measured(sleeper, Costs(), 4, reports.append)  # type: ignore[arg-type]

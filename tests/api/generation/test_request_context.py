@@ -4,7 +4,8 @@ import pytest
 import structlog
 
 from baton.api.generation.request_context import TraceContext, read_trace_context
-from tests.api.fake_ring import not_through_router, serving
+from tests.api.fake_ring import serving
+from tests.api.through_router import not_through_router
 
 pytestmark = pytest.mark.anyio
 

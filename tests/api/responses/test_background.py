@@ -13,7 +13,8 @@ from aiohttp import ClientWebSocketResponse
 
 from baton.actors import tokens
 from baton.api.responses.events import EventCursor
-from tests.api.fake_ring import EOS, Served, not_through_router, serving
+from tests.api.fake_ring import EOS, Served, serving
+from tests.api.through_router import not_through_router
 
 pytestmark = pytest.mark.anyio
 REPLY = "Hello, wörld."

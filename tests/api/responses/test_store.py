@@ -12,7 +12,8 @@ from baton.api.generation.request_builder import Prompt
 from baton.api.generation.served_model import ServedModel
 from baton.api.responses.events import Transcript
 from baton.api.responses.store import ResponseStore, StoredResponse
-from tests.api.fake_ring import VOCAB, FakeText, Served, not_through_router, serving
+from tests.api.fake_ring import VOCAB, FakeText, Served, serving
+from tests.api.through_router import not_through_router
 
 pytestmark = pytest.mark.anyio
 REPLY = "Hello, wörld."

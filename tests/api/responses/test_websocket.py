@@ -14,7 +14,8 @@ from aiohttp import ClientWebSocketResponse, WSMsgType
 from baton.actors import tokens
 from baton.api.generation.outputs import MERGE_ABOVE
 from baton.api.responses.websocket import OPEN_SOCKETS
-from tests.api.fake_ring import Served, not_through_router, serving
+from tests.api.fake_ring import Served, serving
+from tests.api.through_router import not_through_router
 
 pytestmark = pytest.mark.anyio
 REPLY = "Hello, wörld."

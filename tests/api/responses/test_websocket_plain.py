@@ -13,9 +13,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from baton.api.generation.outputs import MERGE_ABOVE
 from baton.api.responses.websocket import OPEN_SOCKETS
 from baton.models.hash_definition import expected_output
-from tests.api.fake_ring import not_through_router, serving
+from tests.api.fake_ring import serving
 from tests.api.hash_traffic import make_checkpoint, troubles, wait_home
 from tests.api.server_process import SERVE, ServerProcess
+from tests.api.through_router import not_through_router
 
 pytestmark = pytest.mark.anyio
 

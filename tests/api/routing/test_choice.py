@@ -160,3 +160,27 @@ def test_engines_leave_and_join(engines: Engines, index: StateIndex) -> None:
     for engine in (0, 2, 3, 7):
         engines.remove(engine)
     assert engines.choose(Demand(PROMPT, ())) is None
+
+
+def test_a_wrong_speed_is_measured_again_on_an_idle_engine(index: StateIndex, clock: Clock) -> None:
+    """Its speeds count half as much after each minute without requests, but never as more than the fastest engine's."""
+    engines = Engines(index, clock)
+    index.add(0, [70])
+    place, wrong = (PROMPT - 1, 70), 16
+
+    def report(busy: int) -> None:
+        engines.report(0, 0.0, TOKEN_S, STEP_S, busy, SLOTS)
+        engines.report(1, 0.0, wrong * TOKEN_S, wrong * STEP_S, 0, SLOTS)
+
+    report(1)
+    for _ in range(3):
+        assert choose(engines).engine == 0
+        clock.now += MINUTE
+        report(1)
+    clock.now += 30 * MINUTE
+    report(0)
+    assert choose(engines, place).engine == 0, "an idle engine is not faster than any engine is"
+    report(8)
+    assert choose(engines).engine == 1
+    report(8)
+    assert choose(engines).engine == 0, "once it has a request, its own speeds count again"

@@ -7,11 +7,13 @@ from itertools import count
 
 import pytest
 
-from baton.api.events.frames import Change, Load, Snapshot
+from baton.api.errors import ApiError
+from baton.api.events.frames import Change, Load, Snapshot, name_of
 from baton.api.routing.asking import Asking, read_asking
 from baton.api.routing.counts import RouterCounts
 from baton.api.routing.engines import EngineView, Fleet
 from baton.api.routing.forwarding import Forwarder
+from baton.api.routing.sockets import ClientSocket, EngineSocket
 
 pytestmark = pytest.mark.anyio
 
@@ -85,3 +87,47 @@ async def test_an_engine_that_is_lost_twice_ends_a_wait_once() -> None:
         for close in list(view.closing):
             close()
     assert await waiting == "another engine"
+
+
+async def test_sessions_of_one_name_are_opened_at_one_engine(fleet: Fleet) -> None:
+    """The engine then refuses the second one, also if its events have not named the first one yet."""
+    engines = [Engine(fleet, 16) for _ in range(3)]
+    forwarder = Forwarder(fleet, None, RouterCounts(fleet))  # type: ignore[arg-type]
+    for path, field in (("/v1/sessions", "id"), ("/open_session", "session_id"), ("/v1/conversations", "id")):
+        asking = read_asking(path, f'{{"{field}": "{path}"}}'.encode(), b"")
+        assert len({(await forwarder.pick(asking))[0].number for _ in range(6)}) == 1
+    unnamed = read_asking("/v1/sessions", b"{}", b"")
+    assert len({(await forwarder.pick(unnamed))[0].number for _ in range(6)}) == len(engines)
+
+
+async def test_a_copy_of_a_session_gets_no_name_of_another_engines_session(fleet: Fleet) -> None:
+    one, other = Engine(fleet, 16), Engine(fleet, 16)
+    forwarder = Forwarder(fleet, None, RouterCounts(fleet))  # type: ignore[arg-type]
+    for view, id in ((one.view, "a"), (one.view, "b"), (other.view, "c")):
+        fleet.expect(name_of(b"", id), view)
+
+    async def fork(id: str) -> EngineView:
+        return (await forwarder.pick(read_asking("/v1/sessions/a/fork", f'{{"id": "{id}"}}'.encode(), b"")))[0]
+
+    assert [await fork(id) for id in ("b", "d")] == [one.view] * 2, "the engine knows whether it has the name"
+    with pytest.raises(ApiError, match="session 'c' exists already") as refusal:
+        await fork("c")
+    assert refusal.value.code == "duplicate_session_id"
+
+
+async def test_engines_with_one_name_have_different_labels(fleet: Fleet) -> None:
+    names = [Engine(fleet, 16).view.name for _ in range(2)]
+    assert names == ["e", "e (engine)"]
+
+
+async def test_a_websockets_message_goes_to_the_engine_that_answers_its_stream(fleet: Fleet) -> None:
+    first, latest = Engine(fleet, 16).view, Engine(fleet, 16).view
+    relay = ClientSocket(None, None, None)  # type: ignore[arg-type]
+    relay._engines = {first: EngineSocket(None), latest: EngineSocket(None)}  # type: ignore[arg-type]
+    relay._engines[first].open["a"] = 1
+    relay._engines[first].note_made("a", "stored here")
+    assert relay.next_for("a") is first
+    assert relay.next_for("b") is latest is relay.next_for(None)
+    assert relay.maker("stored here") is first and relay.maker("elsewhere") is None
+    relay._engines[first].note_made("a", "the next one")
+    assert relay.maker("stored here") is None, "only the latest response of a stream can be continued"

@@ -62,3 +62,17 @@ def test_a_stream_that_has_ended_is_complete_though_its_connection_was_cut() -> 
     assert copy.can_go_on and not copy.complete
     copy.take(B + passed(2, ended=True))
     assert copy.complete and not copy.can_go_on
+
+
+def test_a_chunk_with_several_comments_is_read_frame_by_frame() -> None:
+    """A chunk of events with one comment after them, which is almost every chunk, is read in place instead."""
+    copy = StreamCopy()
+    copy.take(OPENING + begun(FIRST) + A + passed(1))
+    assert copy.take(A + B + passed(2, 3)) == A + B
+    assert copy.take(A + passed(4) + B + passed(5) + PLACES + b"9 9:ff\n\n") == A + B
+    assert copy.take(b": ping\n\n" + C + passed(6)) == b": ping\n\n" + C
+    assert copy.take(C[:9]) == b"" and copy.take(C[9:] + passed(7)) == C
+    assert copy.take(A) == b"" and copy.take(B + passed(8)) == A + B
+    resumption = copy.resumption
+    assert resumption is not None and resumption.parts == [SentPart(0, pack([*range(1, 9)]), 1)]
+    assert copy.places == "9 9:ff"

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from baton.actors import tokens
 from baton.actors.messages import Kept, Message, Name, Restarted, Suspend, Suspended, Unname
 from baton.api import errors
-from tests.api.fake_ring import Served, not_through_router, serving
+from tests.api.fake_ring import Served, serving
 from tests.api.sessions.test_durability import folder
 from tests.api.sessions.test_sessions import SESSIONS, create, get, turn
+from tests.api.through_router import not_through_router
 
 pytestmark = pytest.mark.anyio
 
@@ -131,7 +132,7 @@ async def test_a_suspension_ends_when_the_ring_does(monkeypatch: pytest.MonkeyPa
         session = await create(served)
         await turn(served, session, text="a")
         deliver = served.ring.deliver
-        monkeypatch.setattr(served.ring, "deliver", lambda message: None)
+        monkeypatch.setattr(served.ring, "deliver", lambda *_: None)
 
         async def suspend() -> asyncio.Task[tuple[int, Any]]:
             served.ring.sent.clear()

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.api.fake_ring import EOS, not_through_router, payloads, read_events, serving
+from tests.api.fake_ring import EOS, payloads, read_events, serving
+from tests.api.through_router import not_through_router
 
 pytestmark = pytest.mark.anyio
 REPLY = "Hello, wörld."
