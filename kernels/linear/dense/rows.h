@@ -79,6 +79,11 @@ struct Step<bfloat16> {
         for (int v = 0; v < VECTORS; v++) weights[v] = (__m512bh)_mm512_loadu_si512(packed + v * 2 * LANES);
     }
 
+    explicit Step(const words (&pairs)[VECTORS]) {
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) weights[v] = (__m512bh)pairs[v];
+    }
+
     void add(floats *sums, const bfloat16 *x) const {
         int32_t pair;
         std::memcpy(&pair, x, sizeof pair);
@@ -98,9 +103,18 @@ struct Step<bfloat16> {
         for (int v = 0; v < VECTORS; v++) {
             words pairs;
             std::memcpy(&pairs, packed + v * 2 * LANES, sizeof pairs);
-            first[v] = (floats)(pairs << 16);
-            second[v] = (floats)(pairs & 0xffff0000);
+            set(v, pairs);
         }
+    }
+
+    explicit Step(const words (&pairs)[VECTORS]) {
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) set(v, pairs[v]);
+    }
+
+    void set(int vector, words pairs) {
+        first[vector] = (floats)(pairs << 16);
+        second[vector] = (floats)(pairs & 0xffff0000);
     }
 
     void add(floats *sums, const bfloat16 *x) const {
@@ -136,12 +150,17 @@ struct RowSums {
                                             P prefetch = P()) {
         for (int64_t step = 0; step < steps; step++) {
             prefetch.step();
-            const Step<W> now(weights);
-#pragma GCC unroll 12
-            for (int row = 0; row < ROWS; row++) now.add(held[row], x + row * x_stride);
+            add(x, x_stride, Step<W>(weights));
             weights += OUT * Step<W>::INPUTS;
             x += Step<W>::INPUTS;
         }
+    }
+
+    // The same for one step.
+    template <class X>
+    __attribute__((always_inline)) void add(const X *x, int64_t x_stride, const Step<W> &step) {
+#pragma GCC unroll 12
+        for (int row = 0; row < ROWS; row++) step.add(held[row], x + row * x_stride);
     }
 };
 
