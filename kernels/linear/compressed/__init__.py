@@ -33,7 +33,7 @@ def compress(weight: Tensor) -> CompressedWeight | None:
 
 def linear(x: Tensor, weight: CompressedWeight, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
     """Compute reference.linear, in `out` if it is given. The results have the bits of linear.dense."""
-    return native.linear(x, weight.data, weight.outputs, bias, out)
+    return native.linear(x, weight.data, (weight.outputs, weight.inputs), bias, out)
 
 
 def look_up(tokens: Tensor, weight: CompressedWeight) -> Tensor:

@@ -16,6 +16,12 @@ constexpr int64_t STRETCH = 32;  // Units that are converted before several tile
 constexpr int64_t FEW = 16;  // Up to so many rows are limited by memory: see dense/cpu.cpp.
 constexpr int WEIGHTS = 3;  // Number of the scratch buffer for the weights of a block; block_sums uses none.
 
+inline int64_t offset_of(const uint8_t *data, int64_t block) {
+    int64_t offset;
+    std::memcpy(&offset, data + block * 8, sizeof offset);
+    return offset;
+}
+
 struct CompressedMatrix {
     const uint8_t *data;  // The bytes before each block, int64 [blocks + 1], then the blocks.
     const bfloat16 *x, *bias;  // bias: [outputs] or null.
@@ -26,11 +32,7 @@ struct CompressedMatrix {
     CompressedMatrix from_row(int64_t row, int64_t count) const {
         return {data, x + row * x_stride, bias, x_stride, count, inputs, outputs};
     }
-    CompressedBlock block(int64_t index) const {
-        int64_t offset;
-        std::memcpy(&offset, data + index * 8, sizeof offset);
-        return CompressedBlock(data + offset);
-    }
+    CompressedBlock block(int64_t index) const { return CompressedBlock(data + offset_of(data, index)); }
 };
 
 // The units of a block, in order.
@@ -310,29 +312,31 @@ extern "C" void baton_compressed_look_up(const void *data, const int64_t *tokens
     look_up(m, tokens, static_cast<bfloat16 *>(y));
 }
 
-// Count the units that are kept whole in each block of 32 outputs of a matrix [outputs, inputs] of bfloat16, whose rows
-// are `stride` numbers apart. whole: [blocks].
-extern "C" void baton_count_whole(const void *weights, int64_t stride, int64_t *whole, int64_t inputs,
-                                  int64_t outputs) {
-    using namespace baton;
-    const PlainMatrix m{static_cast<const bfloat16 *>(weights), stride, inputs, outputs};
-    parallel_for(m.blocks(), [&](int64_t begin, int64_t end) {
-        for (int64_t block = begin; block < end; block++) whole[block] = BlockCodes(m, block).count;
-    });
-}
-
-// Compress such a matrix. data: begins with the bytes before each block, int64 [blocks + 1]; the blocks are written.
-extern "C" void baton_compress(const void *weights, int64_t stride, void *data, int64_t inputs, int64_t outputs) {
+// Compress a matrix [outputs, inputs] of bfloat16, whose rows are `stride` numbers apart, in two calls: the first one,
+// without data, counts the units that are kept whole in each block of 32 outputs. whole: [blocks].
+// data: begins with the bytes before each block, int64 [blocks + 1], which the second call reads; it writes the blocks.
+extern "C" void baton_compress(const void *weights, int64_t stride, int64_t *whole, void *data, int64_t inputs,
+                               int64_t outputs) {
     using namespace baton;
     const PlainMatrix m{static_cast<const bfloat16 *>(weights), stride, inputs, outputs};
     auto *const to = static_cast<uint8_t *>(data);
     parallel_for(m.blocks(), [&](int64_t begin, int64_t end) {
-        for (int64_t block = begin; block < end; block++) {
-            int64_t offset;
-            std::memcpy(&offset, to + block * 8, sizeof offset);
-            compress(m, block, to + offset);
-        }
+        for (int64_t block = begin; block < end; block++)
+            if (to)
+                compress(m, block, to + offset_of(to, block));
+            else
+                whole[block] = BlockCodes(m, block).count;
     });
+}
+
+// Write 1 if products are faster with compressed weights on this target, else 0. Elsewhere AVX2 converts too slowly for
+// four rows, and products in AMX's tiles have not been measured with them.
+extern "C" void baton_compression_pays(int64_t *answer) {
+#if defined(__AVX512BW__) && !defined(__AMX_BF16__)
+    *answer = 1;
+#else
+    *answer = 0;
+#endif
 }
 
 BATON_RECORDABLE(baton_compressed_linear)
