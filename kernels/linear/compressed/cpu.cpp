@@ -256,6 +256,7 @@ struct BlockCodes {
 void compress(const PlainMatrix &m, int64_t block, uint8_t *to) {
     const BlockCodes found(m, block);
     const auto count = static_cast<int32_t>(found.count);
+    std::memset(to, 0, CompressedBlock::head_bytes(count));
     std::memcpy(to, found.table, TABLE);
     std::memcpy(to + TABLE, &count, sizeof count);
     uint8_t *number = to + TABLE + 4;

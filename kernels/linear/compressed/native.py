@@ -1,7 +1,10 @@
 """The operation of reference.py in C++ (cpu.cpp). The results have the bits of linear.dense."""
 
+from itertools import accumulate
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from baton.kernels.linear.compressed import reference
 from baton.kernels.linear.compressed.reference import BLOCK, TABLE, UNIT, UNIT_BYTES, WHOLE_BYTES, aligned
@@ -49,12 +52,10 @@ def compressed(weight: Tensor) -> Tensor | None:
     units = -(-inputs // UNIT)
     if int(whole.sum()) > MOST_WHOLE * units * len(whole):
         return None
-    at, offsets = aligned(8 * (len(whole) + 1)), list[int]()
-    for number in whole.tolist():
-        offsets.append(at)
-        at += aligned(TABLE + 4 + 4 * number) + units * UNIT_BYTES + number * (WHOLE_BYTES - UNIT_BYTES)
-    data = torch.empty(at, dtype=torch.uint8)
-    data[: 8 * (len(whole) + 1)] = torch.tensor([*offsets, at]).view(torch.uint8)
+    sizes = [aligned(TABLE + 4 + 4 * n) + units * UNIT_BYTES + n * (WHOLE_BYTES - UNIT_BYTES) for n in whole.tolist()]
+    offsets = torch.tensor([*accumulate(sizes, initial=aligned(8 * (len(sizes) + 1)))])
+    data = torch.empty(int(offsets[-1]), dtype=torch.uint8)
+    data[: offsets[0]] = F.pad(offsets.view(torch.uint8), (0, int(offsets[0]) - offsets.nbytes))
     run(weight.data_ptr(), stride, None, data.data_ptr(), inputs, outputs)
     return data
 

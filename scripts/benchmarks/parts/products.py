@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from baton.kernels.linear.compressed import native as compressed
 from baton.kernels.linear.dense import cpu, native
 from baton.kernels.linear.quantized import native as integers, reference
 from baton.kernels.linear.quantized.forms import INTEGERS
@@ -25,7 +26,7 @@ from scripts.benchmarks.common.machine import cpu_name
 
 SHAPES = ((768, 3352), (1536, 768), (2048, 8192), (4096, 4096), (768, 50288))
 ROWS = (1, 4, 16, 64, 128, 512, 2048)
-KINDS = ("bfloat16", "float32", "int8", "int4")
+KINDS = ("bfloat16", "float32", "int8", "int4", "compressed")
 WEIGHT_BYTES = 200 << 20
 """Bytes of the weights in bfloat16 that products take in turn: more than the second cache, as a model's layers."""
 # The best instructions that torch may use, for each target: names of oneDNN, ATen and MKL.
@@ -53,6 +54,7 @@ def run(options: argparse.Namespace, workbench: Workbench) -> int:
         return 0
     names = [target.name for target in targets_here() if target.name in LIMITS]
     print(f"{cpu_name()}, {workbench.threads} threads: GFLOP/s, and native code's as a multiple of torch's")
+    print("compressed: native code's with compressed weights, and as a multiple of its own with bfloat16")
     return max(map(run_limited, names), default=0)
 
 
@@ -92,12 +94,14 @@ Form = Callable[[Tensor], Tensor]
 def forms(kind: str, inputs: int, outputs: int) -> tuple[Form, Form]:
     """Return the products of x with random weights of this kind, native code's and torch's.
 
-    Integers are compared with torch's bfloat16.
+    Integers are compared with torch's bfloat16, and compressed weights with native code's bfloat16.
     """
     count = max(2, WEIGHT_BYTES // (inputs * outputs * 2))
     weights = [(torch.randn(outputs, inputs) / inputs**0.5).bfloat16() for _ in range(min(count, 24))]
     if kind == "float32":
         weights = [weight.float() for weight in weights]
+    if kind == "compressed":
+        return forms_compressed(weights, (outputs, inputs))
     theirs = [cpu.packed(weight) if cpu.takes(weight) else weight for weight in weights]
     if kind.startswith("int"):
         bits = int(kind[3:])
@@ -108,6 +112,15 @@ def forms(kind: str, inputs: int, outputs: int) -> tuple[Form, Form]:
     else:
         ours = [partial(native.linear, weight=native.packed(each), outputs=outputs, bias=None) for each in weights]
     return in_turn(ours), in_turn([partial(cpu.linear, weight=each, bias=None) for each in theirs])
+
+
+def forms_compressed(weights: Sequence[Tensor], shape: tuple[int, int]) -> tuple[Form, Form]:
+    """Return native code's products of x with compressed weights, and with the same weights in bfloat16."""
+    data = [found for weight in weights if (found := compressed.compressed(weight)) is not None]
+    assert len(data) == len(weights), "random weights of this size cannot be compressed"
+    ours = [partial(compressed.linear, data=each, shape=shape, bias=None) for each in data]
+    theirs = [partial(native.linear, weight=native.packed(each), outputs=shape[0], bias=None) for each in weights]
+    return in_turn(ours), in_turn(theirs)
 
 
 def in_turn(products: Sequence[Callable[[Tensor], Tensor]]) -> Form:
