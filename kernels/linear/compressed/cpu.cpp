@@ -14,14 +14,21 @@ namespace {
 constexpr int64_t AHEAD = 6144;  // Prefetch this many bytes after what is in use.
 constexpr int64_t STRETCH = 32;  // Units that are converted before several tiles are multiplied with them: 8 KiB.
 constexpr int64_t FEW = 16;  // Up to so many rows are limited by memory: see dense/cpu.cpp.
-constexpr int WEIGHTS = 3;  // Number of the scratch buffer for the weights of a block; block_sums uses none.
+constexpr int WEIGHTS = 0;  // Number of the scratch buffer.
+#if defined(__AMX_BF16__)
+constexpr bool IN_TILES = true;
+#else
+constexpr bool IN_TILES = false;
+#endif
 
+// Return the bytes before a block.
 inline int64_t offset_of(const uint8_t *data, int64_t block) {
     int64_t offset;
     std::memcpy(&offset, data + block * 8, sizeof offset);
     return offset;
 }
 
+// A compressed matrix together with the rows that it is multiplied with.
 struct CompressedMatrix {
     const uint8_t *data;  // The bytes before each block, int64 [blocks + 1], then the blocks.
     const bfloat16 *x, *bias;  // bias: [outputs] or null.
@@ -96,31 +103,31 @@ __attribute__((always_inline)) inline void add_inputs(RowSums<bfloat16, ROWS> &t
     tile.add(last, 2, weights + inputs / 2 * STEP_WEIGHTS, 1);
 }
 
-// Add the products of the next units until `end` to the sums of a tile: weights are converted in registers. to: where
-// the weights are also written, as bfloat16 [steps, OUT, 2], for further tiles; null if there are none.
+// Compute the sums [ROWS, OUT] of one block for a single tile of rows: weights are converted in registers.
 template <int ROWS>
-__attribute__((always_inline)) inline void add_units(RowSums<bfloat16, ROWS> &tile, UnitIterator &units, int64_t end,
-                                                     const CompressedMatrix &m, bfloat16 *to) {
+void multiply_few(const CompressedMatrix &m, int64_t block, float *sums) {
+    RowSums<bfloat16, ROWS> tile;
+    UnitIterator units(m, block);
     const bytes table = units.table;
-    const bfloat16 *x = m.x + units.unit * UNIT_INPUTS;
+    const bfloat16 *x = m.x;
     units.run<true>(
-        end,
+        units.units,
         [&](int64_t, const uint8_t *packed) {
             const Unit now(packed, table);
-            if (to) to = now.write(to);
             tile.add(x, m.x_stride, Step<bfloat16>(now.pairs[0]));
             tile.add(x + 2, m.x_stride, Step<bfloat16>(now.pairs[1]));
             x += UNIT_INPUTS;
         },
         [&](int64_t unit, const bfloat16 *weights) {
-            if (to) to = std::copy(weights, weights + UNIT_INPUTS * OUT, to);
             add_inputs(tile, x, m.x_stride, weights, std::min<int64_t>(UNIT_INPUTS, m.inputs - unit * UNIT_INPUTS));
             x += UNIT_INPUTS;
         });
+    tile.each([=](floats sum, int row, int column) { put(sums + row * OUT + column, sum); });
 }
 
 // Compute the sums [rows, OUT] of one block for several tiles: all are multiplied with a stretch of the weights while it
-// is in the first cache.
+// is in the first cache. The next stretch is prefetched during the products: so many prefetches at once would wait for
+// each other.
 void multiply_tiles(const CompressedMatrix &m, int64_t block, float *sums) {
     alignas(LINE) bfloat16 weights[STRETCH * UNIT_INPUTS * OUT];
     std::fill(sums, sums + m.rows * OUT, 0.0f);
@@ -144,21 +151,19 @@ void multiply_tiles(const CompressedMatrix &m, int64_t block, float *sums) {
     }
 }
 
-// Compute the sums [rows, OUT] of one block for at most ROWS_AT_ONCE rows.
-void block_sums(const CompressedMatrix &m, int64_t block, float *sums, [[maybe_unused]] TileRegisters &registers) {
-#if defined(__AMX_BF16__)
-    bfloat16 *const weights = reinterpret_cast<bfloat16 *>(scratch(WEIGHTS, m.units() * UNIT_INPUTS * OUT / 2));
+// Compute the sums [rows, OUT] of one block from all its weights, converted: dense/tiles.h has its own order of sums.
+void multiply_converted(const CompressedMatrix &m, int64_t block, float *sums, TileRegisters &registers) {
+    auto *const weights = reinterpret_cast<bfloat16 *>(scratch(WEIGHTS, m.units() * UNIT_INPUTS * OUT / 2));
     UnitIterator units(m, block);
     units.convert(units.units, weights);
     block_sums(PackedMatrix<bfloat16>{m.x, weights, nullptr, m.x_stride, m.rows, m.inputs, OUT}, 0, sums, registers);
-#else
+}
+
+// Compute the sums [rows, OUT] of one block for at most ROWS_AT_ONCE rows.
+void block_sums(const CompressedMatrix &m, int64_t block, float *sums, TileRegisters &registers) {
+    if (IN_TILES) return multiply_converted(m, block, sums, registers);
     if (m.rows > MAX_ROWS) return multiply_tiles(m, block, sums);
-    with_rows<bfloat16>(m.rows, [&](auto tile) {
-        UnitIterator units(m, block);
-        add_units(tile, units, units.units, m, nullptr);
-        tile.each([&](floats sum, int row, int column) { put(sums + row * OUT + column, sum); });
-    });
-#endif
+    with_rows<bfloat16>(m.rows, [&](auto tile) { multiply_few<tile.COUNT>(m, block, sums); });
 }
 
 void linear(const CompressedMatrix &m, bfloat16 *y, int64_t y_stride) {
@@ -262,8 +267,8 @@ void compress(const PlainMatrix &m, int64_t block, uint8_t *to) {
     uint8_t *number = to + TABLE + 4;
     to += CompressedBlock::head_bytes(count);
     for (int32_t unit = 0; unit < m.units(); unit++) {
-        const int64_t first = int64_t{unit} * UNIT_INPUTS, bytes = found.whole[unit] ? WHOLE_BYTES : UNIT_BYTES;
-        std::memset(to, 0, bytes);
+        const int64_t first = int64_t{unit} * UNIT_INPUTS, size = found.whole[unit] ? WHOLE_BYTES : UNIT_BYTES;
+        std::memset(to, 0, size);
         if (found.whole[unit]) {
             std::memcpy(number, &unit, sizeof unit);
             number += sizeof unit;
@@ -282,7 +287,7 @@ void compress(const PlainMatrix &m, int64_t block, uint8_t *to) {
                 }
             }
         }
-        to += bytes;
+        to += size;
     }
 }
 
