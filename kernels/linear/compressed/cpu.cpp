@@ -345,5 +345,7 @@ extern "C" void baton_compression_pays(int64_t *answer) {
 #endif
 }
 
+BATON_RECORDABLE(baton_compress)
+BATON_RECORDABLE(baton_compression_pays)
 BATON_RECORDABLE(baton_compressed_linear)
 BATON_RECORDABLE(baton_compressed_look_up)
