@@ -22,7 +22,7 @@ MOST_WHOLE = 0.05
 
 
 def takes(weight: Tensor) -> bool:
-    """Return whether the C functions are installed, take this weight, and are faster on this target than linear.dense."""
+    """Return whether the C functions are installed, take this weight, and are faster than linear.dense here."""
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
         return False
     return all(cpp.function(name) for name in (LINEAR, LOOK_UP, COMPRESS)) and pays()

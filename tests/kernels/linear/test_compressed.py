@@ -39,7 +39,7 @@ def with_far(weight: Tensor) -> Tensor:
 
 
 def bits(x: Tensor) -> Tensor:
-    """Return the bits of numbers, which tell NaNs and zeros apart."""
+    """Return the bits of numbers, which differ between NaNs and between zeros."""
     return x.contiguous().view(torch.int16)
 
 
