@@ -335,8 +335,8 @@ extern "C" void baton_compress(const void *weights, int64_t stride, int64_t *who
     });
 }
 
-// Write 1 if products are faster with compressed weights on this target, else 0. Elsewhere AVX2 converts too slowly for
-// four rows, and products in AMX's tiles have not been measured with them.
+// Write 1 if products are faster with compressed weights on this target, else 0. AVX2 converts too slowly
+// for four rows, and products in AMX's tiles have not been measured with them.
 extern "C" void baton_compression_pays(int64_t *answer) {
 #if defined(__AVX512BW__) && !defined(__AMX_BF16__)
     *answer = 1;
