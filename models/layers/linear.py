@@ -3,21 +3,25 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.linear import dense, per_head, quantized
+from baton.kernels.linear import compressed, dense, per_head, quantized
+from baton.kernels.linear.compressed import CompressedWeight
 from baton.kernels.linear.dense import PackedWeight
 from baton.kernels.linear.per_head import PackedHeads
 from baton.kernels.linear.quantized import QuantizedWeight
+
+Packed: TypeAlias = PackedWeight | CompressedWeight | QuantizedWeight
 
 
 @dataclass(frozen=True)
 class JoinedWeight:
     """A weight [outputs, inputs] whose outputs are in several forms."""
 
-    parts: tuple[QuantizedWeight | PackedWeight | Tensor, ...]  # in the order of the outputs
+    parts: tuple[Packed | Tensor, ...]  # in the order of the outputs
 
 
 class Linear(nn.Module):
@@ -33,7 +37,7 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if bias else None
         self.float_weight: nn.Parameter | None = None  # of the last `floats` outputs, once the others are quantized
-        self.packed: PackedWeight | QuantizedWeight | JoinedWeight | None = None
+        self.packed: Packed | JoinedWeight | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         return project(x, self.packed or self.weight, self.bias)
@@ -48,7 +52,7 @@ class Linear(nn.Module):
         The weights of the last `floats` outputs are packed as if nothing was quantized.
         """
         if bits is None or self.floats == self.outputs:
-            self._set(dense.pack(self.weight))
+            self._set(pack(self.weight))
         elif not self.floats:
             self._set(quantized.quantize(self.weight, bits))
         else:
@@ -59,7 +63,7 @@ class Linear(nn.Module):
         if len(parts) == 1 and isinstance(parts[0], QuantizedWeight):
             self._set(parts[0])
             return
-        packed = tuple(dense.pack(part) or part if isinstance(part, Tensor) else part for part in parts)
+        packed = tuple(pack(part) or part if isinstance(part, Tensor) else part for part in parts)
         self.packed = JoinedWeight(packed)
         for number, part in enumerate(packed):
             data = nn.Parameter(part if isinstance(part, Tensor) else part.data, requires_grad=False)
@@ -71,7 +75,7 @@ class Linear(nn.Module):
         parts = self.packed.parts if isinstance(self.packed, JoinedWeight) else (self.packed,)
         return next((part for part in parts if isinstance(part, QuantizedWeight)), None)
 
-    def _set(self, packed: PackedWeight | QuantizedWeight | None) -> None:
+    def _set(self, packed: Packed | None) -> None:
         self.packed = packed
         if packed:
             self.weight = nn.Parameter(packed.data, requires_grad=False)
@@ -80,7 +84,7 @@ class Linear(nn.Module):
         """Quantize the weights of the first `count` outputs, and copy the weights of the others."""
         first = quantized.quantize(self.weight[:count], bits)
         last = self.weight[count:].detach().clone()
-        packed = dense.pack(last)
+        packed = pack(last)
         self.float_weight = nn.Parameter(packed.data if packed else last, requires_grad=False)
         self.packed = JoinedWeight((first, packed or last))
         self.weight = nn.Parameter(first.data, requires_grad=False)
@@ -115,11 +119,13 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, hidden, dtype=dtype))
         self.tied = tied
-        self.packed: PackedWeight | QuantizedWeight | None = None
+        self.packed: Packed | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
         if isinstance(self.packed, QuantizedWeight):
             return quantized.look_up(tokens, self.packed)
+        if isinstance(self.packed, CompressedWeight):
+            return compressed.look_up(tokens, self.packed)
         table = self.packed if self.packed and self.packed.with_rows else self.weight
         return dense.look_up(tokens, table)
 
@@ -144,7 +150,7 @@ class Embedding(nn.Module):
         The plain table is freed if rows can also be looked up in the packed table.
         """
         self.packed = pack(self.weight, bits) if self.tied else None
-        if self.packed and (isinstance(self.packed, QuantizedWeight) or self.packed.with_rows):
+        if self.packed and (not isinstance(self.packed, PackedWeight) or self.packed.with_rows):
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
 
 
@@ -157,18 +163,25 @@ def rows_by_name(sizes: Mapping[str, int]) -> dict[str, slice]:
     return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
 
 
-def pack(weight: Tensor, bits: int | None) -> PackedWeight | QuantizedWeight | None:
+def pack(weight: Tensor, bits: int | None = None) -> Packed | None:
     """Pack or quantize a weight; return None if the plain weight is best."""
-    return dense.pack(weight) if bits is None else quantized.quantize(weight, bits)
+    if bits is not None:
+        return quantized.quantize(weight, bits)
+    return compressed.compress(weight) or dense.pack(weight)
 
 
-def project(x: Tensor, weight: Tensor | PackedWeight | QuantizedWeight | JoinedWeight, bias: Tensor | None) -> Tensor:
+def project(x: Tensor, weight: Tensor | Packed | JoinedWeight, bias: Tensor | None) -> Tensor:
     """Return x @ weight.T + bias."""
+    return project_joined(x, weight, bias) if isinstance(weight, JoinedWeight) else project_one(x, weight, bias)
+
+
+def project_one(x: Tensor, weight: Tensor | Packed, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias, written to `out` if it is given."""
     if isinstance(weight, QuantizedWeight):
-        return quantized.linear(x, weight, bias)
-    if isinstance(weight, JoinedWeight):
-        return project_joined(x, weight, bias)
-    return dense.linear(x, weight, bias)
+        return quantized.linear(x, weight, bias, out)
+    if isinstance(weight, CompressedWeight):
+        return compressed.linear(x, weight, bias, out)
+    return dense.linear(x, weight, bias, out)
 
 
 def project_joined(x: Tensor, weight: JoinedWeight, bias: Tensor | None) -> Tensor:
@@ -177,9 +190,5 @@ def project_joined(x: Tensor, weight: JoinedWeight, bias: Tensor | None) -> Tens
     y, end = x.new_empty(len(x), sum(counts)), 0
     for part, count in zip(weight.parts, counts, strict=True):
         start, end = end, end + count
-        added, columns = None if bias is None else bias[start:end], y[:, start:end]
-        if isinstance(part, QuantizedWeight):
-            quantized.linear(x, part, added, columns)
-        else:
-            dense.linear(x, part, added, columns)
+        project_one(x, part, None if bias is None else bias[start:end], y[:, start:end])
     return y

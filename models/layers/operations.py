@@ -25,7 +25,7 @@ from baton.models.layers.prediction import PredictionHead
 from baton.models.layers.short_conv import ShortConv
 
 ClassOf = Callable[[int], Hashable]
-COMMON = frozenset({"linear.dense", "runtime.cpu_graph", "norm.rms", "sampling"})
+COMMON = frozenset({"linear.compressed", "linear.dense", "runtime.cpu_graph", "norm.rms", "sampling"})
 BY_LAYER: dict[type[nn.Module], frozenset[str]] = {
     Attention: frozenset({"activations", "attention.paged", "attention.rotary"}),
     DeltaMixer: frozenset({"delta_net.decode", "delta_net.prefill"}),

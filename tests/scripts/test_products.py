@@ -11,17 +11,24 @@ from scripts.benchmarks.parts import products
 from tests.kernels.installed import installed
 from tests.kernels.rounding import assert_rounded
 
-# Relative error of the weights: of rounding bfloat16 results, or of integers. Torch's weights of block formats are
-# rounded to bfloat16.
-ERRORS = {"float32": 1e-5, "bfloat16": 5e-3, "int8": 1e-2, "int4": 0.15, **dict.fromkeys(products.BLOCK_FORMATS, 1e-2)}
+# Relative error of the weights: of rounding bfloat16 results, or of integers; compressed weights lose nothing. Torch's
+# weights of block formats are rounded to bfloat16.
+ERRORS = {
+    "float32": 1e-5,
+    "bfloat16": 5e-3,
+    "int8": 1e-2,
+    "int4": 0.15,
+    "compressed": 0,
+    **dict.fromkeys(products.BLOCK_FORMATS, 1e-2),
+}
 
 
 @pytest.mark.parametrize("kind", products.KINDS)
 def test_both_products_are_of_the_same_weights(kind: str) -> None:
     torch.manual_seed(0)
-    x = torch.randn(3, 256).to(torch.float32 if kind == "float32" else torch.bfloat16)
+    x = torch.randn(3, 512).to(torch.float32 if kind == "float32" else torch.bfloat16)
     with installed():
-        ours, theirs = products.forms(kind, 256, 96)
+        ours, theirs = products.forms(kind, 512, 96)
         for _ in range(3):
             found, expected = ours(x).float(), theirs(x).float()
             assert (found - expected).norm() <= ERRORS[kind] * expected.norm()

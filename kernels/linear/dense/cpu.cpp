@@ -116,15 +116,9 @@ void linear(const PackedMatrix<T> &m, T *y, int64_t y_stride) {
     if constexpr (std::is_same_v<T, bfloat16>)
         if (m.rows > ROWS_AT_ONCE) return linear_of_many(m, y, y_stride);
 #endif
-    if constexpr (std::is_same_v<T, Number<T>>) return multiply(m, {m.x, m.x_stride}, y, y_stride);
-    constexpr int64_t MOST = 4 * ROWS_AT_ONCE;  // Rows that are converted at once.
-    for (int64_t row = 0; row < m.rows; row += MOST) {
-        const PackedMatrix<T> part = m.from_row(row, std::min(MOST, m.rows - row));
-        float *const x = scratch(CONVERTED, part.rows * m.inputs);
-        parallel_for(part.rows, 16384 / m.inputs + 1,
-                     [&](int64_t begin, int64_t end) { convert(part, begin, end, x); });
-        multiply(part, {reinterpret_cast<const Number<T> *>(x), m.inputs}, y + row * y_stride, y_stride);
-    }
+    with_converted(m, [&](int64_t row, int64_t count, const Rows<T> &x) {
+        multiply(m.from_row(row, count), x, y + row * y_stride, y_stride);
+    });
 }
 
 // Copy rows `tokens` of a matrix, which is packed as for `linear`, to y [rows, inputs].

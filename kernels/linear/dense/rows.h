@@ -65,6 +65,20 @@ Rows<T> converted(const M &m) {
     }
 }
 
+// Call f(row, count, x) for all rows of a matrix, in parts: x are `count` rows in the type that they are multiplied in.
+template <class T, class F>
+void with_converted(const PackedMatrix<T> &m, F f) {
+    if constexpr (std::is_same_v<T, Number<T>>) return f(0, m.rows, Rows<T>{m.x, m.x_stride});
+    constexpr int64_t MOST = 4 * ROWS_AT_ONCE;  // Rows of a part.
+    for (int64_t row = 0; row < m.rows; row += MOST) {
+        const PackedMatrix<T> part = m.from_row(row, std::min(MOST, m.rows - row));
+        float *const x = scratch(CONVERTED, part.rows * m.inputs);
+        parallel_for(part.rows, 16384 / m.inputs + 1,
+                     [&](int64_t begin, int64_t end) { convert(part, begin, end, x); });
+        f(row, part.rows, Rows<T>{reinterpret_cast<const Number<T> *>(x), m.inputs});
+    }
+}
+
 // A prefetch of later weights while others are multiplied: `stride` bytes at each step, into the L1 cache if to_first,
 // else into L2.
 struct Prefetch {
@@ -124,6 +138,11 @@ struct Step<bfloat16> {
         for (int v = 0; v < VECTORS; v++) weights[v] = (__m512bh)_mm512_loadu_si512(packed + v * 2 * LANES);
     }
 
+    explicit Step(const words (&pairs)[VECTORS]) {
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) weights[v] = (__m512bh)pairs[v];
+    }
+
     void add(floats *sums, const bfloat16 *x) const {
         int32_t pair;
         std::memcpy(&pair, x, sizeof pair);
@@ -143,9 +162,18 @@ struct Step<bfloat16> {
         for (int v = 0; v < VECTORS; v++) {
             words pairs;
             std::memcpy(&pairs, packed + v * 2 * LANES, sizeof pairs);
-            first[v] = (floats)(pairs << 16);
-            second[v] = (floats)(pairs & 0xffff0000);
+            set(v, pairs);
         }
+    }
+
+    explicit Step(const words (&pairs)[VECTORS]) {
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) set(v, pairs[v]);
+    }
+
+    void set(int vector, words pairs) {
+        first[vector] = (floats)(pairs << 16);
+        second[vector] = (floats)(pairs & 0xffff0000);
     }
 
     template <class X>
@@ -182,12 +210,17 @@ struct RowSums {
                                             P prefetch = P()) {
         for (int64_t step = 0; step < steps; step++) {
             prefetch.step();
-            const Step<W> now(weights);
-#pragma GCC unroll 12
-            for (int row = 0; row < ROWS; row++) now.add(held[row], x + row * x_stride);
+            add(x, x_stride, Step<W>(weights));
             weights += OUT * Step<W>::INPUTS;
             x += Step<W>::INPUTS;
         }
+    }
+
+    // The same for one step.
+    template <class X>
+    __attribute__((always_inline)) void add(const X *x, int64_t x_stride, const Step<W> &step) {
+#pragma GCC unroll 12
+        for (int row = 0; row < ROWS; row++) step.add(held[row], x + row * x_stride);
     }
 };
 

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from baton.kernels.linear.compressed import native as compressed
 from baton.kernels.linear.dense import cpu, native
 from baton.kernels.linear.quantized import native as integers, reference
 from baton.kernels.linear.quantized.forms import Form as WeightForm, Groups
@@ -27,7 +28,7 @@ from scripts.benchmarks.common.machine import cpu_name
 SHAPES = ((768, 3352), (1536, 768), (2048, 8192), (4096, 4096), (768, 50288))
 ROWS = (1, 4, 16, 64, 128, 512, 2048)
 BLOCK_FORMATS = ("Q8_0", "Q4_K", "Q6_K")
-KINDS = ("bfloat16", "float32", "int8", "int4", *BLOCK_FORMATS)
+KINDS = ("bfloat16", "float32", "int8", "int4", "compressed", *BLOCK_FORMATS)
 WEIGHT_BYTES = 200 << 20
 """Bytes of the weights in bfloat16 that products take in turn: more than the second cache, as a model's layers."""
 # The best instructions that torch may use, for each target: names of oneDNN, ATen and MKL.
@@ -58,6 +59,7 @@ def run(options: argparse.Namespace, workbench: Workbench) -> int:
         return 0
     names = [target.name for target in targets_here() if target.name in LIMITS]
     print(f"{cpu_name()}, {workbench.threads} threads: GFLOP/s, and native code's as a multiple of torch's")
+    print("compressed: native code's with compressed weights, and as a multiple of its own with bfloat16")
     return max(map(run_limited, names), default=0)
 
 
@@ -98,6 +100,7 @@ def forms(kind: str, inputs: int, outputs: int) -> tuple[Form, Form]:
     """Return the products of x with random weights of this kind, native code's and torch's.
 
     Integers are compared with torch's bfloat16: of the weights that were quantized, or of those in a GGUF block format.
+    Compressed weights are compared with native code's bfloat16.
     """
     count = min(max(2, WEIGHT_BYTES // (inputs * outputs * 2)), 24)
     if kind in BLOCK_FORMATS:
@@ -105,6 +108,8 @@ def forms(kind: str, inputs: int, outputs: int) -> tuple[Form, Form]:
     weights = [(torch.randn(outputs, inputs) / inputs**0.5).bfloat16() for _ in range(count)]
     if kind == "float32":
         weights = [weight.float() for weight in weights]
+    if kind == "compressed":
+        return forms_compressed(weights, (outputs, inputs))
     if kind.startswith("int"):
         bits = int(kind[3:])
         groups = [reference.grouped(*reference.quantize(weight.float(), bits), bits) for weight in weights]
@@ -132,6 +137,20 @@ def by_torch(weights: Sequence[Tensor]) -> Form:
     """Return torch's products with the weights in turn."""
     packed = [cpu.packed(weight) if cpu.takes(weight) else weight for weight in weights]
     return in_turn([partial(cpu.linear, weight=each, bias=None) for each in packed])
+
+
+def forms_compressed(weights: Sequence[Tensor], shape: tuple[int, int]) -> tuple[Form, Form]:
+    """Return native code's products of x with compressed weights, and with the same weights in bfloat16.
+
+    Both forms of each weight are allocated in turn: memory that is allocated first may be slower by a tenth.
+    """
+    ours, theirs = list[Form](), list[Form]()
+    for weight in weights:
+        data = compressed.compressed(weight)
+        assert data is not None, "random weights of this size cannot be compressed"
+        ours.append(partial(compressed.linear, data=data, shape=shape, bias=None))
+        theirs.append(partial(native.linear, weight=native.packed(weight), outputs=shape[0], bias=None))
+    return in_turn(ours), in_turn(theirs)
 
 
 def in_turn(products: Sequence[Callable[[Tensor], Tensor]]) -> Form:

@@ -131,7 +131,7 @@ def test_layers_keep_one_copy_of_their_weights(dtype: torch.dtype) -> None:
     for module in (layer, table, plain):
         module.weight.data.copy_(weight)
         module.pack()
-        assert module.weight.nbytes == weight.nbytes
+        assert module.weight.nbytes <= weight.nbytes
     assert layer.packed is not None
     assert table.packed is not None
     assert layer.weight.data_ptr() == layer.packed.data.data_ptr()
