@@ -90,6 +90,16 @@ struct UnitIterator {
     }
 };
 
+#if defined(__AMX_BF16__)
+// Compute the sums [rows, OUT] of one block for at most ROWS_AT_ONCE rows, from all its weights, converted:
+// dense/tiles.h has its own order of sums.
+void block_sums(const CompressedMatrix &m, int64_t block, float *sums, TileRegisters &registers) {
+    auto *const weights = reinterpret_cast<bfloat16 *>(scratch(WEIGHTS, m.units() * UNIT_INPUTS * OUT / 2));
+    UnitIterator units(m, block);
+    units.convert(units.units, weights);
+    block_sums(PackedMatrix<bfloat16>{m.x, weights, nullptr, m.x_stride, m.rows, m.inputs, OUT}, 0, sums, registers);
+}
+#else
 // Add x [ROWS, inputs] · weights [steps, OUT, 2] to the sums of a tile.
 template <int ROWS, class P = NoPrefetch>
 __attribute__((always_inline)) inline void add_inputs(RowSums<bfloat16, ROWS> &tile, const Input *x, int64_t x_stride,
@@ -149,25 +159,12 @@ void multiply_tiles(const CompressedMatrix &m, int64_t block, float *sums) {
     }
 }
 
-#if defined(__AMX_BF16__)
-// Compute the sums [rows, OUT] of one block from all its weights, converted: dense/tiles.h has its own order of sums.
-void multiply_converted(const CompressedMatrix &m, int64_t block, float *sums, TileRegisters &registers) {
-    auto *const weights = reinterpret_cast<bfloat16 *>(scratch(WEIGHTS, m.units() * UNIT_INPUTS * OUT / 2));
-    UnitIterator units(m, block);
-    units.convert(units.units, weights);
-    block_sums(PackedMatrix<bfloat16>{m.x, weights, nullptr, m.x_stride, m.rows, m.inputs, OUT}, 0, sums, registers);
-}
-#endif
-
 // Compute the sums [rows, OUT] of one block for at most ROWS_AT_ONCE rows.
-void block_sums(const CompressedMatrix &m, int64_t block, float *sums, [[maybe_unused]] TileRegisters &registers) {
-#if defined(__AMX_BF16__)
-    multiply_converted(m, block, sums, registers);
-#else
+void block_sums(const CompressedMatrix &m, int64_t block, float *sums, TileRegisters &) {
     if (m.rows > MAX_ROWS) return multiply_tiles(m, block, sums);
     with_rows<bfloat16>(m.rows, [&](auto tile) { multiply_few<tile.COUNT>(m, block, sums); });
-#endif
 }
+#endif
 
 void linear(const CompressedMatrix &m, bfloat16 *y, int64_t y_stride) {
     const int64_t grain = 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
