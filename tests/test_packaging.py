@@ -22,9 +22,10 @@ ALSO = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 PREBUILT = Path("baton", "kernels", "runtime", "cpp", "prebuilt")
-# A compiler that takes as long as a copy: it "links" the library that this run has compiled already.
+# A compiler that takes as long as a copy: its objects are empty, and it "links" what this run has compiled already.
 COPIES = """#!/bin/sh
-case "$*" in --version) echo "copies 1.0";; *-shared*) for last; do :; done; cp {library} "$last";; esac
+for last; do :; done
+case "$*" in --version) echo "copies 1.0";; *-shared*) cp {library} "$last";; *) : > "$last";; esac
 """
 
 
