@@ -84,8 +84,31 @@ def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def usable_targets(machine: str, features: frozenset[str]) -> list[Target]:
-    """Return the targets whose instructions this CPU supports, the best first."""
+    """Return the targets whose instructions this CPU supports, in the order of TARGETS."""
     return [target for target in TARGETS if target.machine == machine and target.needs <= features]
+
+
+def cpu_vendor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the name of an x86 CPU's vendor, such as "GenuineIntel"; "" if it cannot be read."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
+
+
+def preferred(targets: list[Target], vendor: str) -> list[Target]:
+    """Return the targets in another order if that is better for this vendor's CPUs.
+
+    Intel's take two cycles for a product of pairs of bfloat16 (vdpbf16ps), and half a cycle for one of float32 numbers.
+    So AVX-512 without BF16 multiplies twice as fast.
+    """
+    if vendor != "GenuineIntel":
+        return targets
+    slow = [target for target in targets if target.needs == V4_BF16]
+    others = [target for target in targets if target not in slow]
+    at = sum(target.needs >= V4 for target in others)
+    return others[:at] + slow + others[at:]
 
 
 def permitted(targets: list[Target], may_use_tiles: Callable[[], bool] = may_use_tiles) -> list[Target]:
@@ -113,4 +136,4 @@ def chosen(targets: list[Target], environment: Mapping[str, str] = os.environ) -
 
 def targets_here() -> list[Target]:
     """Return the targets that this process can run and may use, the best first. Raises ValueError as `chosen` does."""
-    return chosen(permitted(usable_targets(machine(), cpu_features())))
+    return chosen(permitted(preferred(usable_targets(machine(), cpu_features()), cpu_vendor())))

@@ -13,7 +13,7 @@ from typing import Self
 import torch
 
 from baton.kernels.runtime.cpp.bandwidth import NUMBERS, PASSES, read_bandwidth
-from baton.kernels.runtime.cpp.targets import cpu_features, machine, permitted, usable_targets
+from baton.kernels.runtime.cpp.targets import cpu_features, cpu_vendor, machine, permitted, preferred, usable_targets
 
 PROC = Path("/proc")
 IDLE = (3, 4)  # columns of /proc/stat: idle, waiting for I/O
@@ -106,7 +106,7 @@ def cpu_name(cpuinfo: Path = PROC / "cpuinfo") -> str:
     """Return the CPU's name and the best target of native code for it."""
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    targets = permitted(usable_targets(machine(), cpu_features(cpuinfo)))
+    targets = permitted(preferred(usable_targets(machine(), cpu_features(cpuinfo)), cpu_vendor(cpuinfo)))
     return f"{names[0] if names else 'unknown CPU'} ({targets[0].name if targets else 'no target'})"
 
 

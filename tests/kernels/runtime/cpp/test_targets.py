@@ -13,7 +13,9 @@ from baton.kernels.runtime.cpp.targets import (
     V4_BF16,
     chosen,
     cpu_features,
+    cpu_vendor,
     permitted,
+    preferred,
     usable_targets,
 )
 
@@ -37,6 +39,17 @@ def test_the_best_target_whose_instructions_are_all_there(machine: str, features
     usable = usable_targets(machine, frozenset(features))
     assert (usable[0].name if usable else None) == best
     assert usable == [target for target in TARGETS if target in usable]
+
+
+def test_on_intel_s_cpus_the_product_of_bfloat16_is_slower_than_that_of_float32(tmp_path: Path) -> None:
+    usable = usable_targets("x86_64", V4_BF16 | AMX)
+    assert preferred(usable, "AuthenticAMD") == preferred(usable, "") == usable
+    names = [target.name for target in preferred(usable, "GenuineIntel")]
+    assert names == ["x86-64-v4-amx", "x86-64-v4", "x86-64-v4-bf16", "x86-64-v3", "x86-64-v2"]
+    for lesser in (usable_targets("x86_64", V4), usable_targets("x86_64", V3), usable_targets("aarch64", V2)):
+        assert preferred(lesser, "GenuineIntel") == lesser
+    (tmp_path / "x86").write_text("processor : 0\nvendor_id\t: GenuineIntel\nflags : fpu\n")
+    assert cpu_vendor(tmp_path / "x86") == "GenuineIntel" and cpu_vendor(tmp_path / "none") == ""
 
 
 def test_a_target_with_tiles_needs_the_system_s_permission() -> None:
