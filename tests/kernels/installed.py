@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from baton.kernels.runtime import cpp
-from baton.kernels.runtime.cpp.build import build, key
+from baton.kernels.runtime.cpp.build import OBJECTS, build, key
 from baton.kernels.runtime.cpp.cache import cache_folder, fetch, open_folder
 from baton.kernels.runtime.cpp.compiler import Compiler, find_compiler
 from baton.kernels.runtime.cpp.targets import Target, targets_here
@@ -29,16 +29,18 @@ def runnable() -> list[Target]:
 def library_for(target: Target | None = None) -> Path:
     """Return the library for a target, by default the one that a server on this machine would use.
 
-    The library is built with sanitizers if BATON_SANITIZE is set.
+    The library is built with sanitizers if BATON_SANITIZE is set. Otherwise the default library shares its objects with
+    the servers of other tests; those of other targets are compiled with all warnings as errors.
     """
-    chosen, found = target or runnable()[0], compiler()
-    extra = ("-Wextra", "-Werror", *(SANITIZED if "BATON_SANITIZE" in os.environ else ()))
-    open_folder(cache_folder())
-    kind = "sanitized" if "BATON_SANITIZE" in os.environ else "checked"
-    objects = cache_folder() / f"objects-{kind}"
-    return fetch(
-        cache_folder(), f"{key(found, chosen)}-{kind}", lambda path: build(found, chosen, path, None, extra, objects)
-    )
+    chosen, found, folder = target or runnable()[0], compiler(), cache_folder()
+    kind, extra = "", tuple[str, ...]()
+    if "BATON_SANITIZE" in os.environ:
+        kind, extra = "-sanitized", ("-Wextra", "-Werror", *SANITIZED)
+    elif chosen != runnable()[0]:
+        kind, extra = "-checked", ("-Wextra", "-Werror")
+    open_folder(folder)
+    objects = folder / f"{OBJECTS}{kind}"
+    return fetch(folder, f"{key(found, chosen)}{kind}", lambda path: build(found, chosen, path, None, extra, objects))
 
 
 def rounds_operands() -> bool:
