@@ -93,13 +93,14 @@ class DeviceThread:
         return self._calls.get()
 
     def _launch(self, work: Work) -> None:
-        """Launch a step, after its packing and then the delivery of the results that are held.
+        """Launch a step. If a result is held, pack the step before the delivery, and launch it after.
 
         Packing needs the interpreter's lock, for which it would compete with the actors that a delivery wakes. A CPU
         would be idle in that time.
         """
         try:
-            self._device.pack(work)
+            if self._steps.holds:
+                self._device.pack(work)
         finally:
             self._deliver()
         self._steps.take(self._device.launch(work))
@@ -145,6 +146,11 @@ class Waiter:
             self._thread.start()
         self._taken += 1
         self._pending.put(pending)
+
+    @property
+    def holds(self) -> bool:
+        """Whether `deliver` has a result to deliver."""
+        return self._held is not None
 
     def deliver(self) -> None:
         """Deliver the result of the Pending that was over when it was taken, if there is one."""

@@ -55,12 +55,10 @@ def test_every_call_is_made_in_order_on_the_thread() -> None:
         ("drop_all",),
         ("open_row", 16, 17, 18, request, [19]),
         ("extend_row", 20, [21]),
-        ("pack", work),
         ("launch", work),
     ]
     for name, *arguments in expected:
-        if name != "pack":
-            getattr(thread, "run" if name == "launch" else name)(*arguments)
+        getattr(thread, "run" if name == "launch" else name)(*arguments)
     thread.close()
     assert device.calls == [("enter_thread",), *expected] and not failed and device.threads == {"device"}
     assert delivered == [Transferred(7), Transferred(11), ran(1)]
@@ -72,7 +70,7 @@ def test_no_call_is_made_after_one_that_raises() -> None:
     thread.run(Work(0, [], [], [], []))
     thread.clear(1)
     thread.close()
-    assert [name for name, *_ in device.calls] == ["enter_thread", "pack", "launch"]
+    assert [name for name, *_ in device.calls] == ["enter_thread", "launch"]
     assert [str(error) for error in failed] == ["the device is gone"]
 
 
@@ -103,8 +101,8 @@ def test_the_next_step_is_packed_before_a_result_is_delivered_and_launched_after
     thread.run(steps[2])
     device.may_end.release()
     thread.close()
-    expected = [("pack", steps[0]), ("launch", steps[0]), ("pack", steps[1]), ran(1), ("launch", steps[1]), ran(2)]
-    assert device.calls[1:] == [*expected, ("pack", steps[2]), ("launch", steps[2]), ran(3)] and not failed
+    expected = [("launch", steps[0]), ("pack", steps[1]), ran(1), ("launch", steps[1]), ran(2)]
+    assert device.calls[1:] == [*expected, ("launch", steps[2]), ran(3)] and not failed
 
 
 class Late:
