@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from baton.kernels.linear.compressed import reference
 from baton.kernels.linear.compressed.reference import BLOCK, TABLE, UNIT, UNIT_BYTES, WHOLE_BYTES, aligned
-from baton.kernels.linear.dense.native import checked_out
+from baton.kernels.linear.dense.native import checked_out, checked_tokens
 from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp import INT64, POINTER
 from baton.kernels.runtime.cpp.checks import assert_agrees
@@ -85,10 +85,7 @@ def look_up(tokens: Tensor, data: Tensor, shape: tuple[int, int]) -> Tensor:
     run = cpp.function(LOOK_UP)
     assert run is not None
     outputs, inputs = shape
-    tokens = tokens.contiguous()
-    low, high = (int(bound) for bound in tokens.aminmax()) if len(tokens) else (0, 0)
-    if low < 0 or high >= outputs:
-        raise IndexError(f"a token is not in a table of {outputs}")
+    tokens = checked_tokens(tokens, outputs)
     rows = torch.empty(len(tokens), inputs, dtype=torch.bfloat16)
     run(data.data_ptr(), tokens.data_ptr(), rows.data_ptr(), len(tokens), inputs)
     return rows

@@ -80,6 +80,14 @@ def checked_out(out: Tensor, x: Tensor, outputs: int) -> Tensor:
     return out
 
 
+def checked_tokens(tokens: Tensor, outputs: int) -> Tensor:
+    """Return the tokens, contiguous. Raise IndexError for a token outside of a table with `outputs` rows."""
+    low, high = (int(bound) for bound in tokens.aminmax()) if len(tokens) else (0, 0)
+    if low < 0 or high >= outputs:
+        raise IndexError(f"a token is not in a table of {outputs}")
+    return tokens.contiguous()
+
+
 def look_up(tokens: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:
     """Compute reference.look_up in a packed weight. Raise IndexError for a token outside of the weight.
 
@@ -88,10 +96,7 @@ def look_up(tokens: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:
     run = cpp.function(LOOK_UP)
     assert run is not None
     outputs, inputs = shape
-    tokens = tokens.contiguous()
-    low, high = (int(bound) for bound in tokens.aminmax()) if len(tokens) else (0, 0)
-    if low < 0 or high >= outputs:
-        raise IndexError(f"a token is not in a table of {outputs}")
+    tokens = checked_tokens(tokens, outputs)
     rows = torch.empty(len(tokens), inputs, dtype=weight.dtype)
     run(TYPES[weight.dtype], weight.data_ptr(), tokens.data_ptr(), rows.data_ptr(), len(tokens), inputs)
     return rows

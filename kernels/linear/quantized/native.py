@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from baton.kernels.linear.dense.native import checked_out
+from baton.kernels.linear.dense.native import checked_out, checked_tokens
 from baton.kernels.linear.quantized.forms import INTEGERS, Form, Groups
 from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp import INT, INT64, POINTER, TYPES
@@ -105,10 +105,7 @@ def look_up(tokens: Tensor, data: Tensor, form: Form, shape: tuple[int, int], dt
     run = cpp.function(LOOK_UP)
     assert run is not None
     outputs, inputs = shape
-    tokens = tokens.contiguous()
-    low, high = (int(bound) for bound in tokens.aminmax()) if len(tokens) else (0, 0)
-    if low < 0 or high >= outputs:
-        raise IndexError(f"a token is not in a table of {outputs}")
+    tokens = checked_tokens(tokens, outputs)
     rows = torch.empty(len(tokens), inputs, dtype=dtype)
     run(TYPES[dtype], form.code, data.data_ptr(), tokens.data_ptr(), rows.data_ptr(), len(tokens), inputs)
     return rows
