@@ -1,4 +1,4 @@
-"""The bodies of streams on their way from an engine to a client: passed from callback to callback.
+"""The bodies of streams, which are passed from an engine's connection to a client's by callbacks.
 
 A task that is woken for each chunk, with aiohttp's queue before it and its writer after it, would cost more than the
 rest of the router's work. So the connection to an engine reads the chunks of a stream itself, and hands each to a
