@@ -66,7 +66,7 @@ class ManyCosts:
     """The processor time of a router, in each round."""
 
     following: list[float] = field(default_factory=list)  # percent of a core, without requests
-    chunk: list[float] = field(default_factory=list)  # microseconds, the following not counted
+    chunk: list[float] = field(default_factory=list)  # microseconds, the following and the request not counted
     request: list[float] = field(default_factory=list)
 
     def add(self, following: float, chunk: float, request: float) -> None:
@@ -100,5 +100,5 @@ async def measure(router: Relay, options: argparse.Namespace) -> tuple[float, fl
         before, began = router.seconds, time.perf_counter()
         for _ in range(options.requests):
             await complete(http, router.url, draw(16))
-        answered = router.seconds - before - following * (time.perf_counter() - began)
-    return 100 * following, 1e6 * streamed / chunks, 1e6 * answered / options.requests
+        answered = (router.seconds - before - following * (time.perf_counter() - began)) / options.requests
+    return 100 * following, 1e6 * (streamed - options.rows * answered) / chunks, 1e6 * answered

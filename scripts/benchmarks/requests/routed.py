@@ -101,7 +101,7 @@ class Router(Relay):
 class RelayCosts:
     """The costs of a relay, in each round."""
 
-    chunk: list[float] = field(default_factory=list)  # processor microseconds
+    chunk: list[float] = field(default_factory=list)  # processor microseconds, without the stream's request
     request: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)  # seconds to the first token
 
@@ -130,11 +130,14 @@ async def compare_costs(engine: Served, relays: Mapping[str, Relay], options: ar
 
 
 async def measure(http: aiohttp.ClientSession, relay: Relay, options: argparse.Namespace) -> tuple[float, float]:
-    """Return the processor microseconds of a streamed chunk, and of a complete request of one token."""
+    """Return the processor microseconds of a streamed chunk, and of a complete request of one token.
+
+    The requests of the streams are not counted with their chunks: each is taken for a complete one.
+    """
     before = relay.seconds
     prompts = [draw(16) for _ in range(options.rows)]
     counts = await asyncio.gather(*(stream(http, relay.url, each, options.tokens) for each in prompts))
-    streamed = (relay.seconds - before) / sum(count for count, _ in counts)
+    streamed = relay.seconds - before
     before = relay.seconds
 
     async def some() -> None:
@@ -143,7 +146,7 @@ async def measure(http: aiohttp.ClientSession, relay: Relay, options: argparse.N
 
     await asyncio.gather(*(some() for _ in range(options.at_once)))
     answered = (relay.seconds - before) / (options.requests // options.at_once * options.at_once)
-    return 1e6 * streamed, 1e6 * answered
+    return 1e6 * (streamed - options.rows * answered) / sum(count for count, _ in counts), 1e6 * answered
 
 
 def draw(tokens: int) -> list[int]:
