@@ -12,8 +12,6 @@ namespace baton {
 namespace {
 
 constexpr int64_t AHEAD = 6144;  // Prefetch this many bytes after what is in use.
-constexpr int64_t STRETCH = 32;  // Units that are converted before several tiles are multiplied with them: 8 KiB.
-constexpr int64_t FEW = 16;  // Up to so many rows are limited by memory: see dense/cpu.cpp.
 constexpr int WEIGHTS = 0;  // Number of the scratch buffer.
 
 using Input = Number<bfloat16>;  // The type in which inputs are multiplied.
@@ -100,69 +98,73 @@ void block_sums(const CompressedMatrix &m, int64_t block, float *sums, TileRegis
     block_sums(PackedMatrix<bfloat16>{m.x, weights, nullptr, m.x_stride, m.rows, m.inputs, OUT}, 0, sums, registers);
 }
 #else
-// Add x [ROWS, inputs] · weights [steps, OUT, 2] to the sums of a tile.
-template <int ROWS, class P = NoPrefetch>
-__attribute__((always_inline)) inline void add_inputs(RowSums<bfloat16, ROWS> &tile, const Input *x, int64_t x_stride,
-                                                      const bfloat16 *weights, int64_t inputs, P prefetch = P()) {
-    tile.add(x, x_stride, weights, inputs / 2, prefetch);
-    if (inputs % 2 == 0) return;
-    Input last[2 * ROWS] = {};
-    for (int row = 0; row < ROWS; row++) last[2 * row] = x[row * x_stride + inputs - 1];
-    tile.add(last, 2, weights + inputs / 2 * STEP_WEIGHTS, 1);
+// Add x · weights to the sums of a tile, for the next units until `end`: weights are converted in registers.
+// FETCH: as for UnitIterator::run. kept: the weights are also written here, in the type that they are multiplied in;
+// null: they are not.
+template <bool FETCH, int ROWS, class P = NoPrefetch, class K = std::nullptr_t>
+__attribute__((always_inline)) inline void add_units(RowSums<ROWS> &tile, const CompressedMatrix &m, int64_t row,
+                                                     UnitIterator &units, int64_t end, P prefetch = P(),
+                                                     K kept = nullptr) {
+    const bytes table = units.table;
+    const Input *x = m.x + row * m.x_stride + units.unit * UNIT_INPUTS;
+    constexpr bool KEPT = !std::is_null_pointer_v<K>;
+    units.run<FETCH>(
+        end,
+        [&](int64_t, const uint8_t *packed) __attribute__((always_inline)) {
+            prefetch.step(UNIT_INPUTS);
+            const Unit now(packed, table);
+#pragma GCC unroll 2
+            for (int i = 0; i < UNIT_STEPS; i++) {
+                const Step<bfloat16> step(now.pairs[i]);
+                if constexpr (KEPT) step.write(kept + i * STEP_WEIGHTS);
+                tile.add(x + 2 * i, m.x_stride, step);
+            }
+            x += UNIT_INPUTS;
+            if constexpr (KEPT) kept += UNIT_INPUTS * OUT;
+        },
+        [&](int64_t unit, const bfloat16 *weights) __attribute__((always_inline)) {
+            if constexpr (KEPT)
+                for (int i = 0; i < UNIT_STEPS; i++)
+                    Step<bfloat16>(weights + i * STEP_WEIGHTS).write(kept + i * STEP_WEIGHTS);
+            tile.add_inputs(x, m.x_stride, weights, std::min<int64_t>(UNIT_INPUTS, m.inputs - unit * UNIT_INPUTS));
+            x += UNIT_INPUTS;
+            if constexpr (KEPT) kept += UNIT_INPUTS * OUT;
+        });
 }
 
-// Compute the sums [ROWS, OUT] of one block for a single tile of rows: weights are converted in registers.
+// Compute the sums [ROWS, OUT] of one block for a single tile of rows.
 template <int ROWS>
 void multiply_few(const CompressedMatrix &m, int64_t block, float *sums) {
-    RowSums<bfloat16, ROWS> tile;
+    RowSums<ROWS> tile;
     UnitIterator units(m, block);
-    const bytes table = units.table;
-    const Input *x = m.x;
-    units.run<true>(
-        units.units,
-        [&](int64_t, const uint8_t *packed) {
-            const Unit now(packed, table);
-            tile.add(x, m.x_stride, Step<bfloat16>(now.pairs[0]));
-            tile.add(x + 2, m.x_stride, Step<bfloat16>(now.pairs[1]));
-            x += UNIT_INPUTS;
-        },
-        [&](int64_t unit, const bfloat16 *weights) {
-            add_inputs(tile, x, m.x_stride, weights, std::min<int64_t>(UNIT_INPUTS, m.inputs - unit * UNIT_INPUTS));
-            x += UNIT_INPUTS;
-        });
+    add_units<true>(tile, m, 0, units, units.units);
     tile.each([=](floats sum, int row, int column) { put(sums + row * OUT + column, sum); });
 }
 
-// Compute the sums [rows, OUT] of one block for several tiles: all are multiplied with a stretch of the weights while it
-// is in the first cache. The next stretch is prefetched during the products: so many prefetches at once would wait for
-// each other.
+// Compute the sums [rows, OUT] of one block for several tiles: the first one converts a stretch of the weights, and the
+// others are multiplied with it while it is in the first cache.
 void multiply_tiles(const CompressedMatrix &m, int64_t block, float *sums) {
-    alignas(LINE) bfloat16 weights[STRETCH * UNIT_INPUTS * OUT];
+    alignas(LINE) Input weights[STRETCH * OUT];
     std::fill(sums, sums + m.rows * OUT, 0.0f);
-    const int64_t tiles = (m.rows + MAX_ROWS - 1) / MAX_ROWS;
     for (UnitIterator units(m, block); units.unit < units.units;) {
-        const int64_t from = units.unit * UNIT_INPUTS, end = std::min(units.unit + STRETCH, units.units);
-        const int64_t inputs = std::min(end * UNIT_INPUTS, m.inputs) - from;
-        units.convert(end, weights);
-        for (int64_t t = 0; t < tiles; t++) {
-            const int64_t row = m.rows * t / tiles, rows = m.rows * (t + 1) / tiles - row;
-            const Input *const x = m.x + row * m.x_stride + from;
-            float *const kept = sums + row * OUT;
-            const char *const next = reinterpret_cast<const char *>(units.at) + STRETCH * UNIT_BYTES * t / tiles;
-            const Prefetch prefetch{next, UNIT_BYTES / UNIT_STEPS / tiles, m.rows > FEW};
-            with_rows<bfloat16, (MAX_ROWS + 1) / 2>(rows, [&](auto tile) {
-                tile.each([=](floats &sum, int r, int column) { sum = load(kept + r * OUT + column); });
-                add_inputs(tile, x, m.x_stride, weights, inputs, prefetch);
-                tile.each([=](floats sum, int r, int column) { put(kept + r * OUT + column, sum); });
+        const int64_t from = units.unit * UNIT_INPUTS, end = std::min(units.unit + STRETCH / UNIT_INPUTS, units.units);
+        const uint8_t *const next = units.at + STRETCH / UNIT_INPUTS * UNIT_BYTES;  // if none of the units is whole
+        for_row_tiles(
+            m.rows, sums, next, UNIT_BYTES / UNIT_INPUTS,
+            [&](auto &tile, int64_t row, Prefetch prefetch) {
+                add_units<false>(tile, m, row, units, end, prefetch, weights);
+            },
+            [&](auto &tile, int64_t row, Prefetch prefetch) {
+                const Input *const x = m.x + row * m.x_stride + from;
+                tile.add_inputs(x, m.x_stride, weights, std::min(STRETCH, m.inputs - from), prefetch);
             });
-        }
     }
 }
 
 // Compute the sums [rows, OUT] of one block for at most ROWS_AT_ONCE rows.
 void block_sums(const CompressedMatrix &m, int64_t block, float *sums, TileRegisters &) {
     if (m.rows > MAX_ROWS) return multiply_tiles(m, block, sums);
-    with_rows<bfloat16>(m.rows, [&](auto tile) { multiply_few<tile.COUNT>(m, block, sums); });
+    with_rows(m.rows, [&](auto tile) { multiply_few<tile.COUNT>(m, block, sums); });
 }
 #endif
 

@@ -17,8 +17,40 @@ namespace {
 // next, so that a part's weights stay in the L1 cache while the next part's weights are prefetched. Up to FEW rows are
 // limited by memory: parts have DEPTH_OF_FEW steps, and weights are prefetched into L2, where more fetches can be in
 // flight.
-constexpr int64_t DEPTH = 256, DEPTH_OF_FEW = 64, FEW = 16;
+constexpr int64_t DEPTH = 256, DEPTH_OF_FEW = 64;
 constexpr int64_t STEP_BYTES = OUT * 4;
+
+#if !defined(__AVX512BF16__)
+// sums_of for targets that multiply bfloat16 as float32, for several tiles: each weight is converted once, by the first.
+__attribute__((noinline)) void sums_of_converted(const PackedMatrix<bfloat16> &m, const Rows<bfloat16> &rows_of_x,
+                                                 int64_t block, float *sums, const void *following) {
+    alignas(LINE) float weights[STRETCH * OUT];
+    std::fill(sums, sums + m.rows * OUT, 0.0f);
+    const bfloat16 *packed = m.block(block);
+    for (int64_t from = 0; from < m.inputs; from += STRETCH) {
+        const int64_t inputs = std::min(STRETCH, m.inputs - from), whole = inputs / 2 * 2;
+        const void *const next = from + STRETCH >= m.inputs && following ? following : packed + STRETCH * OUT;
+        for_row_tiles(
+            m.rows, sums, next, OUT * sizeof *packed,
+            [&](auto &tile, int64_t row, Prefetch prefetch) {
+                const float *const x = rows_of_x.from(row).first + from;
+                for (int64_t i = 0; i < whole; i += 2) {
+                    prefetch.step(2);
+                    const Step<bfloat16> step(packed + i * OUT);
+                    step.write(weights + i * OUT);
+                    tile.add(x + i, rows_of_x.stride, step);
+                }
+                if (whole == inputs) return;
+                Step<bfloat16>(packed + whole * OUT).write(weights + whole * OUT);
+                tile.add(x + whole, rows_of_x.stride, weights + whole * OUT, 1);
+            },
+            [&](auto &tile, int64_t row, Prefetch prefetch) {
+                tile.add(rows_of_x.from(row).first + from, rows_of_x.stride, weights, inputs, prefetch);
+            });
+        packed += STRETCH * OUT;
+    }
+}
+#endif
 
 // block_sums, as product.h declares it, of rows in the type that is multiplied.
 template <class T>
@@ -27,8 +59,12 @@ void sums_of(const PackedMatrix<T> &m, const Rows<T> &rows_of_x, int64_t block, 
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<T, bfloat16>) return sums_in_tiles(m, block, sums, registers);
 #endif
-    std::fill(sums, sums + m.rows * OUT, 0.0f);
     const int64_t tiles = (m.rows + MAX_ROWS - 1) / MAX_ROWS;
+#if !defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, bfloat16>)
+        if (m.rows > std::max(MAX_ROWS, 3)) return sums_of_converted(m, rows_of_x, block, sums, following);
+#endif
+    std::fill(sums, sums + m.rows * OUT, 0.0f);
     const bool are_few = m.rows <= FEW;
     const int64_t depth = are_few ? DEPTH_OF_FEW : DEPTH, parts = (m.whole_steps() + depth - 1) / depth;
     for (int64_t part = 0; part < parts; part++) {
@@ -39,9 +75,10 @@ void sums_of(const PackedMatrix<T> &m, const Rows<T> &rows_of_x, int64_t block, 
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t row = m.rows * t / tiles, rows = m.rows * (t + 1) / tiles - row;
             const Number<T> *x = rows_of_x.from(row).first + from * Step<T>::INPUTS;
-            const Prefetch prefetch{next + steps * STEP_BYTES * t / tiles, STEP_BYTES / tiles, !are_few};
+            const int64_t of_input = STEP_BYTES / Step<T>::INPUTS;
+            const Prefetch prefetch{next + steps * STEP_BYTES * t / tiles, of_input / tiles, !are_few};
             float *kept = sums + row * OUT;
-            with_rows<T>(rows, [&](auto tile) {
+            with_rows(rows, [&](auto tile) {
                 tile.each([=](floats &sum, int r, int column) { sum = load(kept + r * OUT + column); });
                 tile.add(x, rows_of_x.stride, weights, steps, prefetch);
                 tile.each([=](floats sum, int r, int column) { put(kept + r * OUT + column, sum); });

@@ -79,17 +79,17 @@ void with_converted(const PackedMatrix<T> &m, F f) {
     }
 }
 
-// A prefetch of later weights while others are multiplied: `stride` bytes at each step, into the L1 cache if to_first,
+// A prefetch of later weights while others are multiplied: `stride` bytes for each input, into the L1 cache if to_first,
 // else into L2.
 struct Prefetch {
     const char *next;
     int64_t stride;
     bool to_first;
 
-    void step() {
+    void step(int inputs) {
         fetch(next);
-        if (stride > LINE) fetch(next + LINE);
-        next += stride;
+        if (stride * inputs > LINE) fetch(next + LINE);
+        next += stride * inputs;
     }
 
     void fetch(const char *line) const {
@@ -101,7 +101,7 @@ struct Prefetch {
 };
 
 struct NoPrefetch {
-    void step() {}
+    void step(int) {}
 };
 
 // A step along the inputs: holds a block's weights for INPUTS inputs. add() adds their products with a row's inputs to
@@ -143,6 +143,12 @@ struct Step<bfloat16> {
         for (int v = 0; v < VECTORS; v++) weights[v] = (__m512bh)pairs[v];
     }
 
+    // Write the weights in the type that they are multiplied in.
+    void write(bfloat16 *to) const {
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) std::memcpy(to + v * 2 * LANES, weights + v, sizeof weights[v]);
+    }
+
     void add(floats *sums, const bfloat16 *x) const {
         int32_t pair;
         std::memcpy(&pair, x, sizeof pair);
@@ -176,6 +182,15 @@ struct Step<bfloat16> {
         second[vector] = (floats)(pairs & 0xffff0000);
     }
 
+    // Write the weights in the type that they are multiplied in.
+    void write(float *to) const {
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) {
+            put(to + v * LANES, first[v]);
+            put(to + OUT + v * LANES, second[v]);
+        }
+    }
+
     template <class X>
     void add(floats *sums, const X *x) const {
         const float left = to_float(x[0]), right = to_float(x[1]);
@@ -188,9 +203,8 @@ struct Step<bfloat16> {
 };
 #endif
 
-// The sums [ROWS, OUT] of a tile of ROWS rows. All functions are inlined so that the sums stay in registers. W: the
-// weights' type.
-template <class W, int ROWS>
+// The sums [ROWS, OUT] of a tile of ROWS rows. All functions are inlined so that the sums stay in registers.
+template <int ROWS>
 struct RowSums {
     static constexpr int COUNT = ROWS;
     floats held[ROWS][VECTORS] = {};
@@ -204,12 +218,12 @@ struct RowSums {
             for (int v = 0; v < VECTORS; v++) f(held[row][v], row, v * LANES);
     }
 
-    // Add x [ROWS, steps] · weights [steps, OUT], step by step; prefetch.step() is called before each.
-    template <class X, class P = NoPrefetch>
+    // Add x [ROWS, steps] · weights [steps, OUT], step by step; prefetch.step() is called before each one.
+    template <class X, class W, class P = NoPrefetch>
     __attribute__((always_inline)) void add(const X *x, int64_t x_stride, const W *weights, int64_t steps,
                                             P prefetch = P()) {
         for (int64_t step = 0; step < steps; step++) {
-            prefetch.step();
+            prefetch.step(Step<W>::INPUTS);
             add(x, x_stride, Step<W>(weights));
             weights += OUT * Step<W>::INPUTS;
             x += Step<W>::INPUTS;
@@ -217,10 +231,23 @@ struct RowSums {
     }
 
     // The same for one step.
-    template <class X>
+    template <class X, class W>
     __attribute__((always_inline)) void add(const X *x, int64_t x_stride, const Step<W> &step) {
 #pragma GCC unroll 12
         for (int row = 0; row < ROWS; row++) step.add(held[row], x + row * x_stride);
+    }
+
+    // Add x [ROWS, inputs] · weights [steps, OUT], where the inputs may end within the last step.
+    template <class X, class W, class P = NoPrefetch>
+    __attribute__((always_inline)) void add_inputs(const X *x, int64_t x_stride, const W *weights, int64_t inputs,
+                                                   P prefetch = P()) {
+        constexpr int64_t INPUTS = Step<W>::INPUTS;
+        const int64_t steps = inputs / INPUTS;
+        add(x, x_stride, weights, steps, prefetch);
+        if (inputs == steps * INPUTS) return;
+        X last[INPUTS * ROWS] = {};
+        for (int row = 0; row < ROWS; row++) last[INPUTS * row] = x[row * x_stride + inputs - 1];
+        add(last, INPUTS, Step<W>(weights + steps * OUT * INPUTS));
     }
 };
 
@@ -236,11 +263,37 @@ void finish(const float *sums, const T *bias, int64_t rows, int64_t block, int64
         }
 }
 
-// Call f(RowSums<W, rows>()), where rows is between LEAST and ROWS.
-template <class W, int LEAST = 1, int ROWS = MAX_ROWS, class F>
+// Call f(RowSums<rows>()), where rows is between LEAST and ROWS.
+template <int LEAST = 1, int ROWS = MAX_ROWS, class F>
 void with_rows(int64_t rows, F f) {
-    if (rows == ROWS) return f(RowSums<W, ROWS>());
-    if constexpr (ROWS > LEAST) with_rows<W, LEAST, ROWS - 1>(rows, f);
+    if (rows == ROWS) return f(RowSums<ROWS>());
+    if constexpr (ROWS > LEAST) with_rows<LEAST, ROWS - 1>(rows, f);
+}
+
+constexpr int64_t FEW = 16;  // Up to so many rows are limited by memory.
+constexpr int64_t STRETCH = 128;  // Inputs whose weights all tiles are multiplied with while they are in the first cache.
+
+// Call first(tile, row, prefetch) for the first tile of several ones, to which the rows are divided, and others(tile,
+// row, prefetch) for the other ones. The tiles' sums are read from `sums` [rows, OUT] before and stored after.
+// next: the next stretch's weights in memory, which have `bytes` an input. Each tile prefetches a part of them: so many
+// prefetches at once would wait for each other.
+template <class F, class G>
+__attribute__((always_inline)) inline void for_row_tiles(int64_t rows, float *sums, const void *next, int64_t bytes,
+                                                         F first, G others) {
+    const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    const auto call = [=](int64_t t, auto f) __attribute__((always_inline)) {
+        const int64_t row = rows * t / tiles, end = rows * (t + 1) / tiles;
+        float *const kept = sums + row * OUT;
+        const char *const part = static_cast<const char *>(next) + STRETCH * bytes * t / tiles;
+        const Prefetch prefetch{part, bytes / tiles, rows > FEW};
+        with_rows<(MAX_ROWS + 1) / 2>(end - row, [=](auto tile) {
+            tile.each([=](floats &sum, int r, int column) { sum = load(kept + r * OUT + column); });
+            f(tile, row, prefetch);
+            tile.each([=](floats sum, int r, int column) { put(kept + r * OUT + column, sum); });
+        });
+    };
+    call(0, first);
+    for (int64_t t = 1; t < tiles; t++) call(t, others);
 }
 
 }  // namespace

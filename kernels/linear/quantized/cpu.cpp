@@ -37,7 +37,7 @@ void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums
         const Scales scales(group);
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t row = m.rows * t / tiles;
-            with_rows<T, LEAST, MOST>(m.rows * (t + 1) / tiles - row, [&](auto held) {
+            with_rows<LEAST, MOST>(m.rows * (t + 1) / tiles - row, [&](auto held) {
                 const auto part = m.from_row(row, held.COUNT);
                 const Inputs<T, decltype(held)::COUNT> x(part, group.index);
                 if (t > 0) held.add(x.numbers, x.stride, weights, size / INPUTS);
@@ -116,7 +116,7 @@ void sums_of(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums,
         if (m.form.group >= TILE_INPUTS) return sums_in_tiles(m, block, sums, registers);
 #endif
     if (m.rows > MOST_ROWS<T>) return multiply_many(m, block, sums);
-    with_rows<T, 1, MOST_ROWS<T>>(m.rows, [&](auto held) { multiply_few<BITS, T, held.COUNT>(m, block, sums); });
+    with_rows<1, MOST_ROWS<T>>(m.rows, [&](auto held) { multiply_few<BITS, T, held.COUNT>(m, block, sums); });
 }
 
 // Return the matrix with its rows in the type that is multiplied: in this thread's scratch memory if they are converted.

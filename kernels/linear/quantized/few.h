@@ -103,8 +103,8 @@ __attribute__((always_inline)) inline void multiply_groups(const QuantizedMatrix
     const int size = m.form.group;
     const Inputs<T, ROWS, COUNT> x(m, index);
     const Codes<BITS> first(codes, size, m.form.minimum), second(codes + stride, size, m.form.minimum);
-    RowSums<T, ROWS> held, other;
-    const auto add = [&](const Codes<BITS> &group, int unit, const T *from, RowSums<T, ROWS> &to)
+    RowSums<ROWS> held, other;
+    const auto add = [&](const Codes<BITS> &group, int unit, const T *from, RowSums<ROWS> &to)
                          __attribute__((always_inline)) {
         T weights[UNIT * OUT];
         group.unpack(unit, weights);

@@ -113,9 +113,9 @@ struct Scales {
 };
 
 // sums [ROWS, OUT] += scales · held - minima · (sum of the inputs), where `held` are the sums of one group. m: the rows.
-template <class M, class W, int ROWS>
+template <class M, int ROWS>
 __attribute__((always_inline)) inline void add_scaled(const M &m, int64_t group, const Scales &scales, float *sums,
-                                                      RowSums<W, ROWS> &held) {
+                                                      RowSums<ROWS> &held) {
     if (!m.input_sums)
         return held.each([&](floats sum, int row, int column) {
             scales.add(sums + row * OUT + column, sum, column / LANES);

@@ -29,7 +29,7 @@ void multiply(const X *x, int64_t x_stride, const W *block, int64_t inputs, int6
     constexpr int64_t SIDE = Step<W>::INPUTS;
     const int64_t whole = inputs / SIDE;
     for (int64_t row = 0; row < rows; row += MAX_ROWS)
-        with_rows<W>(std::min<int64_t>(MAX_ROWS, rows - row), [&](auto tile) {
+        with_rows(std::min<int64_t>(MAX_ROWS, rows - row), [&](auto tile) {
             tile.add(x + row * x_stride, x_stride, block, whole);
             if (whole * SIDE < inputs) {
                 X last[MAX_ROWS * SIDE] = {};
