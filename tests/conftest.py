@@ -5,10 +5,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import structlog
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.models.oracle import Oracle
 
 # Disable Hypothesis' deadline: how long an example takes depends on the load of the machine.
 settings.register_profile("baton", deadline=None)
@@ -69,6 +73,15 @@ def logging_as_before() -> Iterator[None]:
         structlog.reset_defaults()
         logging.root.handlers[:] = [each for each in logging.root.handlers if each in handlers]
         logging.root.setLevel(level)
+
+
+@pytest.fixture(scope="session")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Oracle"]:
+    """Run transformers in one process for all tests of a worker; it starts with its first use."""
+    from tests.models.oracle import running_oracle
+
+    with running_oracle(tmp_path_factory.mktemp("oracle")) as running:
+        yield running
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

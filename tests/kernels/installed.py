@@ -11,6 +11,10 @@ from baton.kernels.runtime.cpp.cache import cache_folder, fetch, open_folder
 from baton.kernels.runtime.cpp.compiler import Compiler, find_compiler
 from baton.kernels.runtime.cpp.targets import Target, targets_here
 
+COPIES = """#!/bin/sh
+for last; do :; done
+case "$*" in --version) echo "copies 1.0";; *-shared*) cp {library} "$last";; *) : > "$last";; esac
+"""
 # -O1, since unrolling all loops with sanitizers would take minutes.
 SANITIZED = ("-O1", "-g1", "-fno-var-tracking", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -41,6 +45,14 @@ def library_for(target: Target | None = None) -> Path:
     open_folder(folder)
     objects = folder / f"{OBJECTS}{kind}"
     return fetch(folder, f"{key(found, chosen)}{kind}", lambda path: build(found, chosen, path, None, extra, objects))
+
+
+def copying_compiler(folder: Path) -> Path:
+    """Return a compiler, made in `folder`, that takes no time: it links a copy of `library_for()`."""
+    path = folder / "copies"
+    path.write_text(COPIES.format(library=library_for()))
+    path.chmod(0o755)
+    return path
 
 
 def rounds_operands() -> bool:
