@@ -3,9 +3,13 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 from baton.kernels.runtime import cpp
+from baton.kernels.runtime.cpp import library
 from baton.kernels.runtime.cpp.build import OBJECTS, build, key
 from baton.kernels.runtime.cpp.cache import cache_folder, fetch, open_folder
 from baton.kernels.runtime.cpp.compiler import Compiler, find_compiler
@@ -30,6 +34,7 @@ def runnable() -> list[Target]:
     return targets_here()
 
 
+@cache
 def library_for(target: Target | None = None) -> Path:
     """Return the library for a target, by default the one that a server on this machine would use.
 
@@ -61,9 +66,20 @@ def rounds_operands() -> bool:
     return file is not None and file.name.startswith("x86-64-v4-amx")
 
 
+_agreed = set[tuple[Path, str]]()
+"""Libraries and functions that have agreed with their references in this process."""
+
+
 @contextmanager
 def installed(target: Target | None = None, threads: int = 1) -> Iterator[None]:
-    assert cpp.install(library_for(target), threads) == {}
+    """Install this checkout's C++. Each function is checked once per process: checks take most of the time."""
+    path = library_for(target)
+    functions = {
+        name: replace(each, check=int) if (path, name) in _agreed else each for name, each in library._declared.items()
+    }
+    with patch.object(library, "_declared", functions):
+        assert cpp.install(path, threads) == {}
+    _agreed.update((path, name) for name in functions)
     try:
         yield
     finally:
