@@ -5,36 +5,48 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import structlog
 from hypothesis import settings
 
+if TYPE_CHECKING:
+    from tests.models.oracle import Oracle
+
 # Disable Hypothesis' deadline: how long an example takes depends on the load of the machine.
 settings.register_profile("baton", deadline=None)
 settings.load_profile("baton")
 
-# Files that take longest. Workers begin with them, or one would be left with them at the end.
+# Files that take longest, the longest first. Workers begin with them, or one would be left with them at the end.
 LONG = (
     "kernels/gpu/test_compiled.py",
     "api/routing/test_clients.py",
-    "api/routing/test_failures.py",
-    "api/routing/test_roles.py",
-    "api/test_triton_server.py",
-    "kernels/runtime/cpp/test_build.py",
     "actors/forward/test_late_device.py",
-    "actors/forward/test_late_drafts.py",
-    "actors/test_ring.py",
-    "api/openai/test_parity.py",
-    "api/openai/test_embeddings.py",
-    "api/sessions/test_process.py",
-    "api/test_peer_failures.py",
     "api/cluster/test_cluster.py",
-    "api/machine/test_quantize.py",
-    "scripts/test_bench.py",
+    "kernels/runtime/cpp/test_build.py",
+    "kernels/gpu/attention/test_paged.py",
+    "api/routing/test_roles.py",
+    "api/routing/test_failures.py",
+    "api/test_triton_server.py",
     "reliability/test_reliability.py",
-    "fuzz/test_fuzz.py",
+    "actors/forward/test_late_drafts.py",
+    "simulation/test_mutations.py",
+    "simulation/test_seeds.py",
+    "simulation/test_sessions.py",
+    "kernels/gpu/sampling/test_sampling.py",
+    "models/test_parity.py",
+    "models/configurations/test_published.py",
+    "models/test_drafts.py",
+    "late/test_model.py",
     "late/test_by_heads.py",
+    "fuzz/test_fuzz.py",
+    "scripts/test_bench.py",
+    "scripts/test_fairness.py",
+    "scripts/test_mutate.py",
+    "browser/test_pictures.py",
+    "browser/test_trouble.py",
+    "test_packaging.py",
 )
 FOLDER = Path(__file__).parent
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
@@ -71,9 +83,18 @@ def logging_as_before() -> Iterator[None]:
         logging.root.setLevel(level)
 
 
+@pytest.fixture(scope="session")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Oracle"]:
+    """Run transformers in one process for all tests of a worker; it starts with its first use."""
+    from tests.models.oracle import running_oracle
+
+    with running_oracle(tmp_path_factory.mktemp("oracle")) as running:
+        yield running
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    first = {FOLDER / file for file in LONG}
-    items.sort(key=lambda item: item.path not in first)
+    places = {FOLDER / file: place for place, file in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))
 
 
 def use_one_thread() -> None:

@@ -15,7 +15,7 @@ from baton.api.wiring import EXAMPLE_MODEL
 from baton.kernels.runtime.cpp.build import prebuilt_key
 from baton.kernels.runtime.cpp.targets import TARGETS, machine
 from tests.api.server_process import SERVE, ServerProcess
-from tests.kernels.installed import library_for, runnable
+from tests.kernels.installed import copying_compiler, runnable
 from tests.test_house import PACKAGES, ROOT
 
 ALSO = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
@@ -23,10 +23,6 @@ IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 PREBUILT = Path("baton", "kernels", "runtime", "cpp", "prebuilt")
 # A compiler that takes as long as a copy: its objects are empty, and it "links" what this run has compiled already.
-COPIES = """#!/bin/sh
-for last; do :; done
-case "$*" in --version) echo "copies 1.0";; *-shared*) cp {library} "$last";; *) : > "$last";; esac
-"""
 
 
 def build_wheel(folder: Path, variables: Mapping[str, str] | None = None) -> Path:
@@ -98,6 +94,7 @@ def test_a_wheel_installs_one_package_that_serves(tmp_path: Path) -> None:
         check=True,
     )
     assert where.stdout.count(str(installed)) == 2
+    variables["CXX"] = str(copying_compiler(tmp_path))
     with ServerProcess([*SERVE, "--memory", "64M"], variables=variables, folder=tmp_path) as server:
         assert server.wait_for(EXAMPLE_MODEL)["folder"] == str(installed / "baton" / "models" / "bundled")
         assert server.wait_for("native code")["compiled"]
@@ -108,10 +105,8 @@ def test_a_wheel_installs_one_package_that_serves(tmp_path: Path) -> None:
 
 
 def test_a_wheel_with_a_library_serves_without_a_compiler(tmp_path: Path) -> None:
-    target, compiler = runnable()[0], tmp_path / "copies"
-    compiler.write_text(COPIES.format(library=library_for()))
-    compiler.chmod(0o755)
-    wheel = build_wheel(tmp_path, {"BATON_PREBUILD": target.name, "CXX": str(compiler)})
+    target = runnable()[0]
+    wheel = build_wheel(tmp_path, {"BATON_PREBUILD": target.name, "CXX": str(copying_compiler(tmp_path))})
     assert wheel.name.rpartition("-py3-none-")[2] != "any.whl"
     [name] = install(wheel, tmp_path / "installed")
     assert name.startswith(prebuilt_key(target))

@@ -13,6 +13,8 @@ from typing import Any, Self
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
+from tests.api.forked import ForkedProcess
+
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = ("baton.api.cli", "serve", "--port", "0", "--log-format", "json")
 
@@ -30,8 +32,9 @@ class ServerProcess:
 
     arguments: a module and its arguments. The module must choose a free port and log as JSON.
     key: API key of the requests.
-    variables: environment variables that replace those of this process.
+    variables: environment variables that replace those of this process. The server then imports everything by itself.
     folder: working folder of the process.
+    is_forked: whether the server may be forked from a process that has imported what it needs.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class ServerProcess:
         key: str = "",
         variables: Mapping[str, str] | None = None,
         folder: Path = ROOT,
+        is_forked: bool = sys.platform == "linux",
     ) -> None:
         self.log: list[dict[str, Any]] = []
         self.output: list[str] = []
@@ -51,14 +55,19 @@ class ServerProcess:
         self._patience = patience_s
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            cwd=folder,
-            env={name: value for name, value in environment.items() if not is_option(name)} | dict(variables or {}),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        environment = {name: value for name, value in environment.items() if not is_option(name)}
+        self.process: subprocess.Popen[str] | ForkedProcess
+        if is_forked and variables is None:
+            self.process = ForkedProcess(arguments, folder, environment)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                cwd=folder,
+                env=environment | dict(variables or {}),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.url = ""

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +28,7 @@ from tests.models.configurations.nemotron_h import PUBLISHED
 from tests.models.loading.formats.writing import WAYS, quantize as write_quantized
 from tests.models.loading.test_fp8 import FORMATS, quantize
 from tests.models.loading.test_loading import copied
-from tests.models.oracle import Oracle, running_oracle
+from tests.models.oracle import Oracle
 from tests.models.test_bundled import BUNDLED
 
 CPU = torch.device("cpu")
@@ -37,12 +36,6 @@ CPU = torch.device("cpu")
 
 def look(path: Path, **options: Any) -> Inspection:
     return examine(Config(model=str(path), **options))
-
-
-@pytest.fixture(scope="module")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
-    with running_oracle(tmp_path_factory.mktemp("oracle")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import aiohttp
 import pytest
 
 from tests.api.server_process import SERVE, ServerProcess
-from tests.models.oracle import running_oracle
+from tests.models.oracle import Oracle
 
 pytestmark = pytest.mark.anyio
 
@@ -32,9 +31,8 @@ POOLS = [
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with running_oracle(tmp_path_factory.mktemp("load")) as oracle:
-        yield oracle.checkpoint("nemotron_h")
+def checkpoint(oracle: Oracle) -> Path:
+    return oracle.checkpoint("nemotron_h")
 
 
 class Traffic:

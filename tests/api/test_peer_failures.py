@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from http.client import HTTPException
 from itertools import count
 
@@ -24,6 +24,8 @@ MOST_GROWTH_MIB = 48.0  # of a survivor's memory, once its caches are full: allo
 ROUNDS = [1, pytest.param(25, marks=pytest.mark.soak)]
 _seeds = count(1000)
 
+Linked = tuple[ServerProcess, ServerProcess, SilentProxy]
+
 
 @pytest.fixture(scope="module")
 def reference() -> Iterator[ServerProcess]:
@@ -38,7 +40,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-@pytest.fixture(params=["sockets", pytest.param("nixl", marks=pytest.mark.soak)])
+@pytest.fixture(params=["sockets", pytest.param("nixl", marks=pytest.mark.soak)], scope="module")
 def mover(request: pytest.FixtureRequest) -> str:
     if request.param == "nixl":
         try:
@@ -57,8 +59,8 @@ def decode_engine(port: int, mover: str) -> ServerProcess:
     return ServerProcess((*SERVE, *SMALL, "--role", "decode", "--peer", f"127.0.0.1:{port}", "--peer-mover", mover))
 
 
-@contextmanager
-def linked(mover: str) -> Iterator[tuple[ServerProcess, ServerProcess, SilentProxy]]:
+@pytest.fixture(scope="module")
+def linked(mover: str) -> Iterator[Linked]:
     """A prefill engine, a decode engine, and the proxy through which the second is connected to the first."""
     port = free_port()
     with prefill_engine(port, mover) as prefill, SilentProxy(port) as proxy, decode_engine(proxy.port, mover) as decode:
@@ -166,37 +168,37 @@ def test_a_prefill_engine_outlives_killed_decode_engines(reference: ServerProces
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.soak)])
-def test_requests_outlive_a_frozen_prefill_engine(reference: ServerProcess, mover: str, rounds: int) -> None:
-    with linked(mover) as (prefill, decode, _):
-        rng = random.Random(3)
-        for number in range(rounds):
-            if number == rounds // 2:
-                before = decode.descriptors(), decode.resident_mib()
-            with Load(decode) as load:
-                time.sleep(rng.uniform(0.0, 0.3))
-                prefill.process.send_signal(signal.SIGSTOP)
-            prefill.process.send_signal(signal.SIGCONT)
-            assert load.is_right(reference)
-            wait_for_link(decode)
-        assert re.search(r'baton:peer_states_total\{[^}]*outcome="asked"[^}]*\} [1-9]', metrics(decode))
-        settled(decode, *before)
+def test_requests_outlive_a_frozen_prefill_engine(reference: ServerProcess, linked: Linked, rounds: int) -> None:
+    prefill, decode, _ = linked
+    rng = random.Random(3)
+    for number in range(rounds):
+        if number == rounds // 2:
+            before = decode.descriptors(), decode.resident_mib()
+        with Load(decode) as load:
+            time.sleep(rng.uniform(0.0, 0.3))
+            prefill.process.send_signal(signal.SIGSTOP)
+        prefill.process.send_signal(signal.SIGCONT)
+        assert load.is_right(reference)
+        wait_for_link(decode)
+    assert re.search(r'baton:peer_states_total\{[^}]*outcome="asked"[^}]*\} [1-9]', metrics(decode))
+    settled(decode, *before)
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.soak)])
-def test_requests_outlive_a_network_that_falls_silent(reference: ServerProcess, mover: str, rounds: int) -> None:
+def test_requests_outlive_a_network_that_falls_silent(reference: ServerProcess, linked: Linked, rounds: int) -> None:
     """Also in the middle of a copy: the state that has arrived by half is not used."""
-    with linked(mover) as (prefill, decode, proxy):
-        rng = random.Random(4)
-        for number in range(rounds):
-            if number == rounds // 2:
-                before = decode.descriptors(), decode.resident_mib()
-                lent = prefill.descriptors(), prefill.resident_mib()
-            proxy.silence(after=rng.randrange(1, 1 << 20))
-            with Load(decode) as load:
-                pass
-            assert load.is_right(reference)
-            proxy.heal()
-            wait_for_link(decode)
-        assert re.search(r'baton:peer_states_total\{[^}]*outcome="asked"[^}]*\} [1-9]', metrics(decode))
-        settled(decode, *before)
-        settled(prefill, *lent)
+    prefill, decode, proxy = linked
+    rng = random.Random(4)
+    for number in range(rounds):
+        if number == rounds // 2:
+            before = decode.descriptors(), decode.resident_mib()
+            lent = prefill.descriptors(), prefill.resident_mib()
+        proxy.silence(after=rng.randrange(1, 1 << 20))
+        with Load(decode) as load:
+            pass
+        assert load.is_right(reference)
+        proxy.heal()
+        wait_for_link(decode)
+    assert re.search(r'baton:peer_states_total\{[^}]*outcome="asked"[^}]*\} [1-9]', metrics(decode))
+    settled(decode, *before)
+    settled(prefill, *lent)

@@ -96,10 +96,11 @@ def test_a_request_has_one_trace_in_the_files_of_both_engines(
     known = set[str]().union(*map(traces_of, traces))
     generate(decode, prompt(2, 400))
     until = time.monotonic() + PATIENCE_S
-    while not all(new := [traces_of(file) - known for file in traces]):
-        assert time.monotonic() < until, f"{new}: the files are written twenty times a second"
+    # An earlier request of one engine may come into its file only now.
+    while not (new := set.intersection(*map(traces_of, traces)) - known):
+        assert time.monotonic() < until, "the files are written twenty times a second"
         time.sleep(0.05)
-    assert new[0] == new[1] and len(new[0]) == 1
+    assert len(new) == 1
     events = events_of_engines([(file.name, read_log(file)) for file in traces])
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert names == {"ring of prefill", "slots of prefill", "ring of decode", "slots of decode"}

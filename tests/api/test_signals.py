@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 
@@ -24,6 +25,7 @@ echo $$ $! > {ids}.new && mv {ids}.new {ids}
 wait
 """
 
+alone = partial(ServerProcess, is_forked=False)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc shows which signals a process handles")
 
 
@@ -61,9 +63,9 @@ def default_sighup() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def start_s(default_sighup: None) -> float:
     """Measure how long a start takes, from the first signal handler until the server is ready."""
-    with ServerProcess([*SERVE, "--memory", "64M"]):
+    with alone([*SERVE, "--memory", "64M"]):
         pass  # the first start may compile
-    server = ServerProcess([*SERVE, "--memory", "64M"])
+    server = alone([*SERVE, "--memory", "64M"])
     server.wait_until(lambda: handles(server, signal.SIGTERM))
     began = time.monotonic()
     server.wait_for("ready")
@@ -80,7 +82,7 @@ def start_s(default_sighup: None) -> float:
 def test_a_signal_at_any_moment_of_a_start(start_s: float, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     number = SIGNALS[seed % len(SIGNALS)]
-    server = ServerProcess([*SERVE, "--memory", "64M", "--session-dir", str(tmp_path)])
+    server = alone([*SERVE, "--memory", "64M", "--session-dir", str(tmp_path)])
     server.wait_until(lambda: handles(server, signal.SIGHUP))
     time.sleep(chance.uniform(0, start_s))  # the moment itself is under test
     server.process.send_signal(number)
@@ -104,7 +106,7 @@ def test_no_compiler_outlives_a_start(tmp_path: Path) -> None:
     script.write_text(COMPILER.format(ids=ids))
     script.chmod(0o755)
     variables = {"CXX": str(script), "BATON_CACHE": str(tmp_path / "cache")}
-    server = ServerProcess([*SERVE, "--memory", "64M"], variables=variables)
+    server = alone([*SERVE, "--memory", "64M"], variables=variables)
     server.wait_until(ids.exists)
     processes = [int(pid) for pid in ids.read_text().split()]
     assert all(map(is_there, processes))

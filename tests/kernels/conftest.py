@@ -4,9 +4,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp.targets import Target
-from tests.kernels.installed import installed, library_for, runnable
+from tests.kernels.installed import installed, runnable
 
 
 @pytest.fixture(autouse=True)
@@ -17,9 +16,8 @@ def one_thread() -> None:
 @pytest.fixture
 def native_kernels() -> Iterator[None]:
     """Install this checkout's C++, compiled for this CPU, with one thread."""
-    assert cpp.install(library_for(), threads=1) == {}
-    yield
-    cpp.uninstall()
+    with installed():
+        yield
 
 
 def targets() -> list[object]:

@@ -7,7 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tests.kernels.installed import installed, rounds_operands, runnable
+from baton.kernels.runtime import cpp
+from tests.kernels.installed import rounds_operands
 from tests.kernels.packing import Packed
 from tests.kernels.rounding import SIGMOID, assert_rounded, assert_within, gamma, likely, norm_terms, unit
 
@@ -105,13 +106,13 @@ def assert_the_same_in_pieces(once: StatefulNet, cuts: list[int], form: Form) ->
 
 
 def assert_the_same_by_any_threads(first: StatefulNet, packed: Packed, form: Form) -> None:
+    """Assert that threads change no bit. The caller has installed native code, with one thread."""
     serial = first.again()
-    with installed(runnable()[0], threads=1):
-        expected = serial.prefill(packed, form)
+    expected = serial.prefill(packed, form)
     for threads in (2, 3):
         found = first.again()
-        with installed(runnable()[0], threads=threads):
-            assert torch.equal(found.prefill(packed, form), expected)
+        cpp.use_threads(threads)
+        assert torch.equal(found.prefill(packed, form), expected)
         assert torch.equal(found.state_pools, serial.state_pools)
         assert torch.equal(found.conv_pools, serial.conv_pools)
 

@@ -71,11 +71,6 @@ def test_a_thousand_sessions_on_sixteen_slots() -> None:
 
 
 def test_every_command_and_tier_of_sessions_is_reached() -> None:
-    reached: Counter[str] = Counter()
-    for seed in (seed for seed in range(600) if draw(seed).talks):
-        simulation = Simulation(seed)
-        simulation.run()
-        reached += simulation.counters
     expected = {
         *(f"session {how}" for how in ("suspended", "forked", "forked in a turn", "branched", "rewound")),
         *(f"session {how}" for how in ("closed", "closed in a turn")),
@@ -84,11 +79,21 @@ def test_every_command_and_tier_of_sessions_is_reached() -> None:
         *("written file", "read file", "deleted file", "failed write", "damaged file"),
         *("retracted", "resubmitted", "client gone"),
     }
+    reached: Counter[str] = Counter()
+    for seed in (seed for seed in range(600) if draw(seed).talks):
+        simulation = Simulation(seed)
+        simulation.run()
+        reached += simulation.counters
+        if expected <= reached.keys():
+            break
     assert expected <= reached.keys(), expected - reached.keys()
 
 
 def test_a_kill_during_writes_costs_only_time() -> None:
     """The restart loses calls of a slow disk. All turns are still right, and other copies are still used."""
+    expected = Counter(
+        {"crash cache": 11, "calls lost in a restart": 6, "suspended to disk": 51, "goes on from disk": 1}
+    )
     reached: Counter[str] = Counter()
     for seed in (seed for seed in range(250) if draw(seed).talks):
         scenario = draw(seed).with_faults(Crash("cache", 120, "send"))
@@ -96,5 +101,6 @@ def test_a_kill_during_writes_costs_only_time() -> None:
         simulation = Simulation(replace(scenario, tiers=roomy, disk_time=60.0, hand_over=True))
         simulation.run()
         reached += simulation.counters
-    assert reached["crash cache"] > 10 and reached["calls lost in a restart"] > 5, reached
-    assert reached["suspended to disk"] > 50 and reached["goes on from disk"] > 0
+        if expected <= reached:
+            break
+    assert expected <= reached, expected - reached

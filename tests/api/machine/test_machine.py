@@ -20,6 +20,7 @@ from baton.kernels.runtime.triton import computes_for
 from baton.models.loading.checkpoint import load_model
 from tests.api.hash_traffic import make_checkpoint
 from tests.api.server_process import ROOT, SERVE, ServerProcess
+from tests.kernels.installed import copying_compiler
 
 MEMORY = ("--memory", "64M")
 QUESTION = {"messages": [{"role": "user", "content": "What is 12 plus 7?"}], "temperature": 0, "max_tokens": 40}
@@ -36,7 +37,7 @@ def events(server: ServerProcess) -> list[str]:
 
 
 def test_a_first_start_compiles_before_it_is_ready_and_the_next_does_not(tmp_path: Path) -> None:
-    cache = {"BATON_CACHE": str(tmp_path / "cache")}
+    cache = {"BATON_CACHE": str(tmp_path / "cache"), "CXX": str(copying_compiler(tmp_path))}
     with ServerProcess([*SERVE, *MEMORY, "--dtype", "float32"], variables=cache) as first:
         native = answer_of(first)
         assert "19" in native

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import struct
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from baton.actors.tokens import unpack
 from baton.models.loading.pooling import EmbeddingRecipe
 from tests.api.fake_ring import EOS, HIDDEN, FakeText, Served, serving
 from tests.api.server_process import SERVE, ServerProcess
-from tests.models.oracle import Oracle, running_oracle
+from tests.models.oracle import Oracle
 
 pytestmark = pytest.mark.anyio
 
@@ -186,12 +186,6 @@ async def test_an_aborted_request_has_no_embedding() -> None:
 
 
 # Real models
-
-
-@pytest.fixture(scope="module")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
-    with running_oracle(tmp_path_factory.mktemp("oracle")) as running:
-        yield running
 
 
 def as_embedding_model(path: Path, folder: Path, flag: str) -> Path:

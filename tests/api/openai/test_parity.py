@@ -2,14 +2,12 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
-from pathlib import Path
 
 import aiohttp
 import pytest
 
 from tests.api.server_process import SERVE, ServerProcess
-from tests.models.oracle import Oracle, running_oracle
+from tests.models.oracle import Oracle
 
 pytestmark = pytest.mark.anyio
 
@@ -17,13 +15,6 @@ LENGTHS = [1, 2, 3, 5, 15, 16, 17, 31, 33, 40, 63, 64, 65, 90, 129, 140]
 TOKENS = 10
 SOAKED = ("bamba-groups", "nemotron_h", "mamba2-groups", "granitemoehybrid-rope", "kimi_linear-groups", "lfm2_moe")
 WITHOUT_OVERLAP = ("mamba2-groups", "granitemoehybrid-rope", "falcon_h1-norm")
-
-
-@pytest.fixture(scope="module")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
-    folder: Path = tmp_path_factory.mktemp("oracle")
-    with running_oracle(folder) as oracle:
-        yield oracle
 
 
 def prompts() -> list[list[int]]:

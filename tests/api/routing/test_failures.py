@@ -34,20 +34,27 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def engines(checkpoint: Path) -> Iterator[list[ServerProcess]]:
-    options = [*SERVE, str(checkpoint), "--drain-timeout", "0.2"]
-    with ExitStack() as stack:
-        starting = [ServerProcess([*options, "--engine-name", name]) for name in ("one", "other")]  # at the same time
-        yield [stack.enter_context(each) for each in starting]
+@pytest.fixture(scope="module")
+def survivor(checkpoint: Path) -> Iterator[ServerProcess]:
+    with ServerProcess([*SERVE, str(checkpoint), "--engine-name", "other"]) as engine:
+        yield engine
 
 
-@pytest.fixture
-def router(engines: list[ServerProcess]) -> Iterator[ServerProcess]:
-    arguments = [part for engine in engines for part in ("--engine", engine.url)]
-    with ServerProcess([*ROUTE, *arguments]) as running:
-        until(lambda: all(engine["phase"] == "ready" for engine in running.get("/debug/engines")))
+@pytest.fixture(scope="module")
+def router(survivor: ServerProcess) -> Iterator[ServerProcess]:
+    with ServerProcess([*ROUTE, "--engine", survivor.url]) as running:
         yield running
+
+
+@pytest.fixture
+def victim(router: ServerProcess, checkpoint: Path) -> Iterator[ServerProcess]:
+    """Start the engine that fails, in the place of an earlier test's."""
+    options = [*SERVE, str(checkpoint), "--drain-timeout", "0.2", "--engine-name", "one"]
+    with ServerProcess(options) as engine:
+        router.post("/debug/engines", {"url": engine.url})
+        until(lambda: [each["phase"] for each in router.get("/debug/engines")] == ["ready", "ready"])
+        yield engine
+    delete_engine(router, engine.url)
 
 
 async def has_streams(engine: ServerProcess) -> None:
@@ -131,14 +138,13 @@ def chat(number: int, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 async def test_another_engine_continues_the_streams(
-    router: ServerProcess, engines: list[ServerProcess], how: signal.Signals
+    router: ServerProcess, survivor: ServerProcess, victim: ServerProcess, how: signal.Signals
 ) -> None:
     bodies = [chat(number, temperature=number % 2) for number in range(STREAMS)]
-    url = engines[1].url
+    url, logged = survivor.url, len(router.log)
     streams = [asyncio.ensure_future(read(router.url, CHATS, body)) for body in bodies]
     messages = [asyncio.ensure_future(read_messages(router.url, number)) for number in range(STREAMS // 2)]
     responses = [asyncio.ensure_future(read_response(router.url, number)) for number in range(STREAMS // 2)]
-    victim = engines[0]
     await has_streams(victim)
     await asyncio.sleep(random.uniform(0.1, 0.4))
     victim.process.send_signal(how)
@@ -151,7 +157,7 @@ async def test_another_engine_continues_the_streams(
         victim.process.send_signal(signal.SIGCONT)
         if how is signal.SIGKILL:
             victim.kill_now()
-    continued = [line for line in router.log if line["event"] == "another engine continues a stream"]
+    continued = [line for line in router.log[logged:] if line["event"] == "another engine continues a stream"]
     assert continued, "the engine had none of the streams"
     expected = await asyncio.gather(*(read(url, CHATS, body) for body in bodies))
     assert found == [text_of(events) for events in expected]
@@ -164,14 +170,12 @@ async def test_another_engine_continues_the_streams(
         await check_found(router.url, response)
 
 
-async def test_what_the_client_left_to_chance_is_continued_too(
-    router: ServerProcess, engines: list[ServerProcess]
-) -> None:
+async def test_what_the_client_left_to_chance_is_continued_too(router: ServerProcess, victim: ServerProcess) -> None:
     """The seed is the first engine's: a stream without a seed is no other stream after it."""
     body = {"prompt": "abc", "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "temperature": 1, "n": 2}
     streams = [asyncio.ensure_future(read(router.url, "/v1/completions", body)) for _ in range(4)]
     await asyncio.sleep(0.5)
-    engines[0].kill_now()
+    victim.kill_now()
     for events in await asyncio.gather(*streams):
         for index in (0, 1):
             parts = [event["choices"][0] for event in events if event["choices"]]
@@ -184,14 +188,12 @@ def delete_engine(router: ServerProcess, url: str) -> None:
         pass
 
 
-async def test_a_stream_with_an_id_of_the_clients_is_continued(
-    router: ServerProcess, engines: list[ServerProcess]
-) -> None:
+async def test_a_stream_with_an_id_of_the_clients_is_continued(router: ServerProcess, victim: ServerProcess) -> None:
     params = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     bodies = [{"input_ids": [n, 1, 2], "rid": f"r{n}", "sampling_params": params, "stream": True} for n in range(4)]
     streams = [asyncio.ensure_future(read(router.url, "/generate", body)) for body in bodies]
     await asyncio.sleep(0.5)
-    engines[0].kill_now()
+    victim.kill_now()
     for body, events in zip(bodies, await asyncio.gather(*streams), strict=True):
         assert events[-1]["output_ids"] == expected_output(body["input_ids"], TOKENS, 90)
 

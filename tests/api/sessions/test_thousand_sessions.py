@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from tests.api.hash_traffic import troubles, wait_home
 from tests.api.server_process import SERVE, ServerProcess
-from tests.models.oracle import Oracle, running_oracle
+from tests.models.oracle import Oracle
 
 pytestmark = pytest.mark.anyio
 
@@ -22,12 +21,6 @@ POOLS += ["--host-memory", "8M"]
 HOST_MEMORY, GROWTH_MIB = 8 << 20, 64
 # transformers sums in another order, so a token whose logit is within TIE of the best one is accepted.
 TIE = 1e-3
-
-
-@pytest.fixture(scope="module")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
-    with running_oracle(tmp_path_factory.mktemp("oracle")) as running:
-        yield running
 
 
 class Session:

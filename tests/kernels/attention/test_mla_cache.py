@@ -8,7 +8,7 @@ from torch import Tensor
 from baton.kernels.attention import mla_cache
 from baton.kernels.attention.mla_cache import write_latents
 from baton.kernels.linear import per_head
-from tests.kernels.installed import installed, runnable
+from baton.kernels.runtime import cpp
 from tests.kernels.rounding import assert_rounded, norm_terms
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -71,14 +71,15 @@ def test_a_row_gets_the_same_alone_beside_others_and_apart_in_memory(
     assert torch.equal(projected_heads(wide[:, :heads], weight, sizes[2]), together)
 
 
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("rows", [1, 70])
 def test_threads_change_no_bit(dtype: torch.dtype, rows: int) -> None:
     x, weight = drawn(0, rows, 8, (128, 512, 64), dtype)
     results = []
     for threads in (1, 2, 3):
-        with installed(runnable()[0], threads=threads):
-            results.append(projected_heads(x, weight, 64))
+        cpp.use_threads(threads)
+        results.append(projected_heads(x, weight, 64))
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings, strategies as st
 from torch import Tensor
 
 from baton.kernels.attention.paged import native, reference
-from tests.kernels.installed import installed, runnable
+from baton.kernels.runtime import cpp
 from tests.kernels.rounding import assert_within, attention_error, unit
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -169,14 +169,14 @@ def test_a_segment_gets_the_same_bits_alone_and_cut_anywhere(
         assert torch.equal(torch.cat(parts), expected[together.offsets[segment] : together.offsets[segment + 1]])
 
 
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("layout", [Layout(2, 3, 64, 16, [(0, 150), (190, 1), (70, 20)]), LATENTS], ids=["", "latents"])
 def test_threads_change_no_bit(layout: Layout) -> None:
     batch = drawn(layout, BF16)
-    with installed(runnable()[0]):
-        expected = batch.run()
+    expected = batch.run()
     for threads in (2, 3):
-        with installed(runnable()[0], threads):
-            assert torch.equal(batch.run(), expected)
+        cpp.use_threads(threads)
+        assert torch.equal(batch.run(), expected)
 
 
 @pytest.mark.usefixtures("target")

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from baton.kernels.delta_net.constants import DeltaConstants, KdaConstants
 from baton.kernels.delta_net.decode import native
+from baton.kernels.runtime import cpp
 from baton.kernels.state_pool.rounding import round_stochastically
 from tests.kernels.delta_net import delta_nets, kda_nets
 from tests.kernels.delta_net.kinds import GATED, KDA, KINDS, Kind, name_of
 from tests.kernels.delta_net.nets import BF16, DTYPES, F32, assert_only_written, assert_same_to_rounding, slots_of
-from tests.kernels.installed import installed, runnable
 
 many = settings(max_examples=25, deadline=None)
 both = pytest.mark.parametrize("kind", KINDS, ids=name_of)
@@ -60,6 +60,7 @@ def test_a_row_is_unaffected_by_other_rows_and_by_nan_in_other_slots(
         assert torch.equal(net.conv_pools[slot, 1], together.conv_pools[slot, 1])
 
 
+@pytest.mark.usefixtures("native_kernels")
 @both
 @pytest.mark.parametrize("states", [F32, BF16])
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -67,12 +68,11 @@ def test_a_row_is_unaffected_by_other_rows_and_by_nan_in_other_slots(
 def test_threads_change_no_bit(kind: Kind, dtype: torch.dtype, states: torch.dtype, rows: int) -> None:
     first, slots = kind.drawn(kind.typical, rows, rows + 2, dtype, states=states), slots_of(rows, rows + 2)
     serial = first.again()
-    with installed(runnable()[0], threads=1):
-        expected = serial.decode(slots, kind.decode.dispatched)
+    expected = serial.decode(slots, kind.decode.dispatched)
     for threads in (2, 3):
         found = first.again()
-        with installed(runnable()[0], threads=threads):
-            assert torch.equal(found.decode(slots, kind.decode.dispatched), expected)
+        cpp.use_threads(threads)
+        assert torch.equal(found.decode(slots, kind.decode.dispatched), expected)
         assert torch.equal(found.state_pools, serial.state_pools)
         assert torch.equal(found.conv_pools, serial.conv_pools)
 

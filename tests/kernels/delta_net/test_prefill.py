@@ -80,6 +80,7 @@ def test_a_prompt_cut_at_multiples_of_the_chunk_is_the_same_bits(
     assert_the_same_in_pieces(net, [*ends, ends[-1] + rest], kind.prefill.dispatched)
 
 
+@pytest.mark.usefixtures("native_kernels")
 @both
 @pytest.mark.parametrize("states", [F32, BF16])
 @pytest.mark.parametrize("dtype", [F32, BF16])

@@ -9,16 +9,17 @@ from hypothesis import given, settings, strategies as st
 from baton.kernels.drafts import MOST_DRAFTS, Drafts
 from baton.kernels.drafts.native import feed_arguments
 from baton.kernels.runtime import cpp
+from tests.kernels.conftest import targets
 from tests.kernels.drafts.layers import EVERY_LAYER, Make, assert_drafts_change_no_bit
-from tests.kernels.installed import installed, runnable
+from tests.kernels.installed import installed
 
 F32, BF16 = torch.float32, torch.bfloat16
 DTYPES = st.sampled_from([F32, BF16])
 
 
-@pytest.fixture(params=[None, *runnable()], ids=lambda target: target.name if target else "torch", scope="module")
+@pytest.fixture(params=[None, *targets()], ids=lambda target: target.name if target else "torch", scope="module")
 def form(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Compute with torch, and with this checkout's C++ for each instruction set that this CPU supports."""
+    """Compute with torch, and with this checkout's C++ for several instruction sets."""
     if request.param is None:
         cpp.uninstall()
         yield
@@ -37,6 +38,7 @@ def test_the_bits_are_those_of_one_token_at_a_time(
     assert_drafts_change_no_bit(make(seed, dtype, states, rows), rows, seed)
 
 
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("make", EVERY_LAYER)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_threads_change_no_bit(make: Make, rows: int) -> None:
@@ -45,8 +47,8 @@ def test_threads_change_no_bit(make: Make, rows: int) -> None:
         layer = make(5, BF16, F32, rows)
         layer.ring[:] = 1.0
         drafts = Drafts.of([2] * rows, [4] * rows, range(rows))
-        with installed(runnable()[0], threads=threads):
-            y = layer.feed(list(range(4 * rows)), torch.arange(rows), torch.arange(rows), drafts, layer.ring)
+        cpp.use_threads(threads)
+        y = layer.feed(list(range(4 * rows)), torch.arange(rows), torch.arange(rows), drafts, layer.ring)
         results.append((y, *layer.pools, layer.ring))
     for found, expected in zip(*results, strict=True):
         assert torch.equal(found.nan_to_num(-1.0), expected.nan_to_num(-1.0))

@@ -11,8 +11,9 @@ from baton.kernels.linear import compressed, dense
 from baton.kernels.linear.compressed import native, reference
 from baton.kernels.linear.dense import native as dense_native
 from baton.kernels.runtime import cpp
+from baton.kernels.runtime.cpp.targets import Target
 from baton.models.layers.linear import Embedding, Linear
-from tests.kernels.installed import installed, library_for, runnable
+from tests.kernels.installed import library_for
 from tests.kernels.linear.test_quantized import assert_writes_columns
 
 BF16 = torch.bfloat16
@@ -96,14 +97,15 @@ def test_any_weight_has_the_bits_of_the_dense_one(
     assert torch.equal(bits(native.look_up(tokens, data, shape)), bits(weight[tokens]))
 
 
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("rows", [1, 5, 20, 100, 300])
 def test_threads_change_no_bit(rows: int) -> None:
     weight, x = with_far(drawn(1000, 900)), torch.randn(rows, 900).bfloat16()
     for threads in (1, 2, 3):
-        with installed(runnable()[0], threads=threads):
-            data = data_of(weight)
-            expected = dense_native.linear(x, dense_native.packed(weight), 1000, None)
-            assert torch.equal(bits(native.linear(x, data, (1000, 900), None)), bits(expected))
+        cpp.use_threads(threads)
+        data = data_of(weight)
+        expected = dense_native.linear(x, dense_native.packed(weight), 1000, None)
+        assert torch.equal(bits(native.linear(x, data, (1000, 900), None)), bits(expected))
 
 
 @pytest.mark.usefixtures("target")
@@ -161,19 +163,20 @@ def test_other_inputs_are_refused() -> None:
         native.linear(x, data, (40, 120), torch.zeros(5).bfloat16())
 
 
-def test_targets_with_avx512_and_without_amx_use_it() -> None:
-    for target in runnable():
-        with installed(target):
-            assert native.pays() == (target.name in ("x86-64-v4-bf16", "x86-64-v4"))
-            layer, table = Linear(128, 96, False, BF16), Embedding(96, 128, True, BF16)
-            for module in (layer, table):
-                module.weight.data.copy_(drawn(96, 128))
-                module.pack()
-                kind = compressed.CompressedWeight if native.pays() else dense.PackedWeight
-                assert isinstance(module.packed, kind)
-            x, tokens = torch.randn(5, 128).bfloat16(), torch.tensor([95, 0, 7])
-            assert torch.equal(layer(x), table.logits(x))
-            assert torch.equal(table(tokens), drawn(96, 128)[tokens])
+def test_targets_with_avx512_and_without_amx_use_it(target: Target) -> None:
+    assert native.pays() == (target.name in ("x86-64-v4-bf16", "x86-64-v4"))
+    layer, table = Linear(128, 96, False, BF16), Embedding(96, 128, True, BF16)
+    for module in (layer, table):
+        module.weight.data.copy_(drawn(96, 128))
+        module.pack()
+        kind = compressed.CompressedWeight if native.pays() else dense.PackedWeight
+        assert isinstance(module.packed, kind)
+    x, tokens = torch.randn(5, 128).bfloat16(), torch.tensor([95, 0, 7])
+    assert torch.equal(layer(x), table.logits(x))
+    assert torch.equal(table(tokens), drawn(96, 128)[tokens])
+
+
+def test_without_native_code_nothing_is_compressed() -> None:
     assert compressed.compress(drawn(96, 128)) is None
 
 

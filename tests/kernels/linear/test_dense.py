@@ -6,8 +6,8 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from baton.kernels.linear.dense import PackedWeight, cpu, linear, look_up, native, pack
+from baton.kernels.runtime import cpp
 from baton.models.layers.linear import Embedding, Linear
-from tests.kernels.installed import installed, runnable
 from tests.kernels.linear.test_quantized import assert_writes_columns
 from tests.kernels.rounding import assert_rounded
 
@@ -70,15 +70,15 @@ def test_many_rows_with_many_inputs(rows: int, inputs: int, outputs: int) -> Non
         assert torch.equal(run(x[some], weight, bias), together[some])
 
 
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("rows", [1, 5, 50, 300])
 def test_threads_change_no_bit(dtype: torch.dtype, rows: int) -> None:
     x, weight, bias = drawn(0, rows, 900, 1000, dtype)
-    with installed(runnable()[0], threads=1):
-        serial = run(x, weight, bias)
+    serial = run(x, weight, bias)
     for threads in (2, 3):
-        with installed(runnable()[0], threads=threads):
-            assert torch.equal(run(x, weight, bias), serial)
+        cpp.use_threads(threads)
+        assert torch.equal(run(x, weight, bias), serial)
 
 
 @pytest.mark.usefixtures("target")

@@ -10,8 +10,9 @@ from baton.kernels.linear.quantized import Form, Groups, QuantizedWeight, keep
 from baton.kernels.linear.quantized.native import packed, random_groups, shape_of
 from baton.kernels.moe.experts import PackedExperts, native as experts_native, reference as experts_reference
 from baton.kernels.moe.experts.packed import keep as keep_experts
+from baton.kernels.runtime import cpp
 from baton.models.gguf.blocks import BLOCKS
-from tests.kernels.installed import installed, runnable
+from tests.kernels.installed import installed
 from tests.kernels.rounding import assert_rounded
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -75,13 +76,14 @@ def test_a_row_gets_the_same_alone_and_among_others(name: str, dtype: torch.dtyp
         assert all(torch.equal(one, together[row]) for row, one in alone.items())
 
 
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("name", FORMS)
 def test_threads_change_no_bit(name: str) -> None:
     x, groups = drawn(FORMS[name], 0, 50, 1000, 3, BF16)
     found = []
     for threads in (1, 2, 3):
-        with installed(runnable()[0], threads=threads):
-            found.append(quantized.linear(x, kept(groups, BF16), None))
+        cpp.use_threads(threads)
+        found.append(quantized.linear(x, kept(groups, BF16), None))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from baton.kernels.linear.quantized import QuantizedWeight, cpu, linear, look_up, native, quantize, reference
 from baton.kernels.linear.quantized.forms import INTEGERS
+from baton.kernels.runtime import cpp
 from baton.models.layers.linear import Embedding, Linear
-from tests.kernels.installed import installed, runnable
+from tests.kernels.installed import installed
 from tests.kernels.rounding import assert_rounded
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -137,16 +138,16 @@ def test_a_row_of_a_long_prompt_gets_the_same_as_alone(bits: int, dtype: torch.d
     assert all(torch.equal(run(x[i : i + 1], weight, bits, bias)[0], together[i]) for i in (0, 95, 96, 191, 200, 229))
 
 
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("rows", [1, 5, 50])
 def test_threads_change_no_bit(bits: int, dtype: torch.dtype, rows: int) -> None:
     x, weight, bias = drawn(0, rows, 900, 1000, dtype)
-    with installed(runnable()[0], threads=1):
-        serial = run(x, weight, bits, bias)
+    serial = run(x, weight, bits, bias)
     for threads in (2, 3):
-        with installed(runnable()[0], threads=threads):
-            assert torch.equal(run(x, weight, bits, bias), serial)
+        cpp.use_threads(threads)
+        assert torch.equal(run(x, weight, bits, bias), serial)
 
 
 def assert_looks_up(quantized: QuantizedWeight, weight: Tensor, bits: int) -> None:

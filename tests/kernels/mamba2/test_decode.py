@@ -8,8 +8,8 @@ from torch import Tensor
 
 from baton.kernels.mamba2.constants import MixerConstants
 from baton.kernels.mamba2.decode import mixer_decode, native, reference
+from baton.kernels.runtime import cpp
 from baton.kernels.state_pool.rounding import round_stochastically
-from tests.kernels.installed import installed, runnable
 from tests.kernels.prefills import assert_same_to_rounding, output_size, output_terms
 from tests.kernels.rounding import assert_rounded, likely
 
@@ -146,18 +146,18 @@ def test_a_row_gets_the_same_alone_and_among_states_of_nan(
         assert torch.equal(alone.conv_pools[slot], together.conv_pools[slot])
 
 
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("states", [F32, BF16])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_threads_change_no_bit(dtype: torch.dtype, states: torch.dtype, rows: int) -> None:
     first = drawn(replace(TYPICAL, rows=rows), dtype, states=states)
     serial = first.again()
-    with installed(runnable()[0], threads=1):
-        expected = serial.run()
+    expected = serial.run()
     for threads in (2, 3):
         found = first.again()
-        with installed(runnable()[0], threads=threads):
-            assert torch.equal(found.run(), expected)
+        cpp.use_threads(threads)
+        assert torch.equal(found.run(), expected)
         assert torch.equal(found.state_pools, serial.state_pools)
 
 

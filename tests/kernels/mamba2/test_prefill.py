@@ -10,7 +10,7 @@ from torch.nn.functional import softplus
 from baton.kernels.mamba2.constants import MixerConstants
 from baton.kernels.mamba2.prefill import mixer_prefill, native, reference
 from baton.kernels.prefill.plan import PrefillPlan, plan_prefill
-from tests.kernels.installed import installed, runnable
+from baton.kernels.runtime import cpp
 from tests.kernels.packing import Packed, pack, random_packed
 from tests.kernels.prefills import assert_same_to_rounding
 from tests.kernels.rounding import lost_exponent
@@ -198,18 +198,18 @@ def test_a_prompt_cut_at_multiples_of_the_chunk_is_the_same_bits(
     assert torch.equal(apart.conv_pools, once.conv_pools)
 
 
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("states", [F32, BF16])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_threads_change_no_bit(dtype: torch.dtype, states: torch.dtype) -> None:
     packed = random_packed(1)
     first = drawn(TYPICAL, packed, dtype, states=states)
     serial = first.again()
-    with installed(runnable()[0], threads=1):
-        expected = serial.run(packed)
+    expected = serial.run(packed)
     for threads in (2, 3):
         found = first.again()
-        with installed(runnable()[0], threads=threads):
-            assert torch.equal(found.run(packed), expected)
+        cpp.use_threads(threads)
+        assert torch.equal(found.run(packed), expected)
         assert torch.equal(found.state_pools, serial.state_pools)
         assert torch.equal(found.conv_pools, serial.conv_pools)
 

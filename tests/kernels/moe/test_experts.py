@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 from baton.kernels.linear.quantized import reference as integers
 from baton.kernels.moe.experts import PARTS, Activation, PackedExperts, cpu, experts, native, pack, reference
+from baton.kernels.runtime import cpp
 from baton.models.layers.experts import Experts
-from tests.kernels.installed import installed, library_for, runnable
+from tests.kernels.installed import installed, library_for
 from tests.kernels.rounding import SIGMOID, assert_within, gamma, unit
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -166,15 +167,15 @@ def test_results_are_batch_invariant_and_independent_of_strides(
     assert torch.equal(run(wide[:, :70], chosen, weights, *stacks, activation, bits), together)
 
 
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("rows", [1, 5, 300])
 def test_threads_change_no_bit(dtype: torch.dtype, rows: int) -> None:
     arguments = drawn(0, rows, (16, 4, 300, 200), "silu_gated", dtype)
-    with installed(runnable()[0], threads=1):
-        serial = run(*arguments, "silu_gated")
+    serial = run(*arguments, "silu_gated")
     for threads in (2, 3):
-        with installed(runnable()[0], threads=threads):
-            assert torch.equal(run(*arguments, "silu_gated"), serial)
+        cpp.use_threads(threads)
+        assert torch.equal(run(*arguments, "silu_gated"), serial)
 
 
 @pytest.mark.usefixtures("target")

@@ -4,9 +4,9 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from baton.kernels.moe.routing import RoutingRule, native, reference
+from baton.kernels.runtime import cpp
 from baton.models.config import ModelError
 from baton.models.layers.experts import SigmoidRouter, SoftmaxRouter
-from tests.kernels.installed import installed, runnable
 from tests.kernels.rounding import FUNCTION, SIGMOID, assert_rounded, largest, likely
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -142,16 +142,16 @@ def test_results_are_batch_invariant_and_independent_of_strides(dtype: torch.dty
     assert torch.equal(found[0], together[0]) and torch.equal(found[1], together[1])
 
 
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("rows", [1, 5, 300])
 def test_threads_change_no_bit(rows: int) -> None:
     x, router, bias = drawn(0, rows, 900, 130, BF16)
     rule = RoutingRule(6, "sigmoid", True, 5, 2, 2.5)
-    with installed(runnable()[0], threads=1):
-        serial = run(x, router, bias, rule)
+    serial = run(x, router, bias, rule)
     for threads in (2, 3):
-        with installed(runnable()[0], threads=threads):
-            found = run(x, router, bias, rule)
-            assert torch.equal(found[0], serial[0]) and torch.equal(found[1], serial[1])
+        cpp.use_threads(threads)
+        found = run(x, router, bias, rule)
+        assert torch.equal(found[0], serial[0]) and torch.equal(found[1], serial[1])
 
 
 @pytest.mark.usefixtures("target")
