@@ -9,11 +9,11 @@ from baton.actors.tokens import unpack
 
 # A step with drafts must promise at least this many times the tokens a second of a step without: chances and costs are
 # estimates, and a row without drafts never waits for its step to be settled.
-LEAST_GAIN = 1.1
+LEAST_GAIN = 1.2
 # Until the cost of a draft has been measured, it counts as this share of a step without prompts.
 UNKNOWN_COST = 1 / 8
 # In one step of this many, drafts may cost nothing, so that their cost is measured again.
-PROBED = 128
+PROBED = 256
 # In two steps of this many there are no drafts. The second replays none either, so that a plain step is measured again.
 REFRESHED = 512
 

@@ -41,7 +41,7 @@ def predicted(desk: Desk) -> list[Chunk]:
         (CHEAP, 0.9, 4),
         (CHEAP, 0.3, 2),
         (CHEAP, 0.05, 0),
-        (Speeds(decode=1.0, draft=0.02, prediction=0.7), 0.9, 2),
+        (Speeds(decode=1.0, draft=0.02, prediction=0.6), 0.9, 2),
         (Speeds(decode=1.0, draft=0.02, prediction=0.9), 0.9, 0),
         (Speeds(decode=1.0, draft=0.02, prediction=0.05, turn=2.0), 0.9, 4),
         (Speeds(decode=1.0, draft=0.02, prediction=0.05, turn=4.0), 0.9, 0),
