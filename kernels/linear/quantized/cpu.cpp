@@ -24,32 +24,65 @@ constexpr int INPUT_SUMS = 2;  // Number of the scratch buffer; moe/experts, whi
 template <class T>
 constexpr int MOST_ROWS = MULTIPLIES_BFLOAT16 && sizeof(T) == 4 ? std::min(MAX_ROWS, 4) : MAX_ROWS;
 
-// Compute the sums [rows, OUT] of one block for several tiles: the first tile unpacks a group's weights to memory, and
-// the other tiles reuse them.
+// Maximum rows of one of several tiles: where there are registers for it, the sums of a group and those of all groups
+// before it are in registers.
+template <class T>
+constexpr int ROWS_OF_SEVERAL = VECTORS == 2 ? std::min(MOST_ROWS<T>, 6) : MOST_ROWS<T>;
+
+// Add the products of consecutive groups to the sums of a tile. m: the tile's rows. scales: of each group.
+// weights [groups, inputs, OUT]. before(number) is called before each group.
+template <int BITS, class T, int ROWS, class F>
+__attribute__((always_inline)) inline void add_groups(RowSums<ROWS> &tile, const QuantizedMatrix<BITS, T> &m,
+                                                      int64_t first, int count, const Scales *scales,
+                                                      const T *weights, F before) {
+    for (int g = 0; g < count; g++, weights += m.form.group * OUT) {
+        before(g);
+        const Inputs<T, ROWS> x(m, first + g);
+        const float *const sums = m.input_sums + first + g;
+        RowSums<ROWS> held;
+        held.add(x.numbers, x.stride, weights, m.form.group / Step<T>::INPUTS);
+        if (!m.input_sums)
+            tile.each([&](floats &sum, int row, int column) {
+                const int v = column / LANES;
+                sum = scales[g].added(sum, held.held[row][v], v);
+            });
+        else
+            tile.each([&](floats &sum, int row, int column) {
+                const int v = column / LANES;
+                sum = scales[g].added(sum, held.held[row][v], v, sums[row * m.form.groups]);
+            });
+    }
+}
+
+// Compute the sums [rows, OUT] of one block for several tiles: the first one unpacks the weights of some groups, and the
+// others are multiplied with them while they are in the first cache.
 template <int BITS, class T>
 void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
-    constexpr int64_t UNIT = Codes<BITS>::UNIT, INPUTS = Step<T>::INPUTS;
-    constexpr int MOST = MOST_ROWS<T>, LEAST = (MOST + 1) / 2;  // LEAST: fewest rows that a tile can have.
+    constexpr int UNIT = Codes<BITS>::UNIT, MOST = ROWS_OF_SEVERAL<T>, LEAST = (MOST + 1) / 2;
     const int64_t tiles = (m.rows + MOST - 1) / MOST, size = m.form.group;
-    alignas(LINE) T weights[MOST_GROUP * OUT];
-    for (GroupIterator<BITS, T> group(m, block); group.left(); group.next()) {
-        const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
-        const Scales scales(group);
-        for (int64_t t = 0; t < tiles; t++) {
+    alignas(LINE) T weights[STRETCH * OUT];
+    Scales scales[STRETCH / LEAST_GROUP];
+    for (GroupIterator<BITS, T> group(m, block); group.left();) {
+        const int64_t first = group.index, count = std::min(STRETCH / size, m.form.groups - first);
+        const auto add = [&](int64_t t, auto before) {
             const int64_t row = m.rows * t / tiles;
-            with_rows<LEAST, MOST>(m.rows * (t + 1) / tiles - row, [&](auto held) {
-                const auto part = m.from_row(row, held.COUNT);
-                const Inputs<T, decltype(held)::COUNT> x(part, group.index);
-                if (t > 0) held.add(x.numbers, x.stride, weights, size / INPUTS);
-                for (int64_t i = 0; i < size && t == 0; i += UNIT) {
-                    const int unit = static_cast<int>(i / UNIT);
-                    codes.prefetch(unit, m.form.ahead);
-                    codes.unpack(unit, weights + i * OUT);
-                    held.add(x.numbers + i, x.stride, weights + i * OUT, UNIT / INPUTS);
-                }
-                add_scaled(part, group.index, scales, sums + row * OUT, held);
+            with_rows<LEAST, MOST>(m.rows * (t + 1) / tiles - row, [&](auto tile) {
+                float *const kept = sums + row * OUT;
+                tile.each([=](floats &sum, int r, int column) { sum = load(kept + r * OUT + column); });
+                add_groups(tile, m.from_row(row, tile.COUNT), first, static_cast<int>(count), scales, weights, before);
+                tile.each([=](floats sum, int r, int column) { put(kept + r * OUT + column, sum); });
             });
-        }
+        };
+        add(0, [&](int g) __attribute__((always_inline)) {
+            const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
+            scales[g] = Scales(group);
+            for (int unit = 0; unit < size / UNIT; unit++) {
+                codes.prefetch(unit, m.form.ahead);
+                codes.unpack(unit, weights + (g * size + unit * UNIT) * OUT);
+            }
+            group.next();
+        });
+        for (int64_t t = 1; t < tiles; t++) add(t, [](int) {});
     }
 }
 
@@ -73,11 +106,12 @@ void add_group(const M &m, const G &group, const Inputs<bfloat16, ROWS_AT_ONCE> 
             const float *const from = found + ((t - tile) * rows.height + row - rows.first(t)) * OUT;
             float *const to = sums + row * OUT;
             if (!m.input_sums)
-                for (int v = 0; v < VECTORS; v++) scales.add(to + v * LANES, load(from + v * LANES), v);
+                for (int v = 0; v < VECTORS; v++)
+                    put(to + v * LANES, scales.added(load(to + v * LANES), load(from + v * LANES), v));
             else
                 for (int v = 0; v < VECTORS; v++)
-                    scales.add(to + v * LANES, load(from + v * LANES), v,
-                               m.input_sums[row * group.form.groups + group.index]);
+                    put(to + v * LANES, scales.added(load(to + v * LANES), load(from + v * LANES), v,
+                                                     m.input_sums[row * group.form.groups + group.index]));
         }
 }
 

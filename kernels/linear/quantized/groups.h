@@ -96,6 +96,8 @@ struct GroupIterator {
 struct Scales {
     floats scale[VECTORS], minimum[VECTORS];
 
+    Scales() = default;
+
     template <class G>
     explicit Scales(const G &group) {
         for (int v = 0; v < VECTORS; v++) scale[v] = group.scale(v);
@@ -103,28 +105,13 @@ struct Scales {
     }
 
     // Add the sums of the group, scaled, to those of the groups before it.
-    void add(float *to, floats sum, int vector) const { put(to, multiply_add(load(to), sum, scale[vector])); }
+    floats added(floats before, floats sum, int vector) const { return multiply_add(before, sum, scale[vector]); }
 
     // The same, less the minima times the sum of the row's inputs.
-    void add(float *to, floats sum, int vector, float sum_of_inputs) const {
-        const floats scaled = multiply_add(load(to), sum, scale[vector]);
-        put(to, multiply_add(scaled, minimum[vector], splat(-sum_of_inputs)));
+    floats added(floats before, floats sum, int vector, float sum_of_inputs) const {
+        return multiply_add(added(before, sum, vector), minimum[vector], splat(-sum_of_inputs));
     }
 };
-
-// sums [ROWS, OUT] += scales · held - minima · (sum of the inputs), where `held` are the sums of one group. m: the rows.
-template <class M, int ROWS>
-__attribute__((always_inline)) inline void add_scaled(const M &m, int64_t group, const Scales &scales, float *sums,
-                                                      RowSums<ROWS> &held) {
-    if (!m.input_sums)
-        return held.each([&](floats sum, int row, int column) {
-            scales.add(sums + row * OUT + column, sum, column / LANES);
-        });
-    const float *const of_inputs = m.input_sums + group;
-    held.each([&](floats sum, int row, int column) {
-        scales.add(sums + row * OUT + column, sum, column / LANES, of_inputs[row * m.form.groups]);
-    });
-}
 
 }  // namespace
 }  // namespace baton

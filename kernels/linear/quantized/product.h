@@ -5,7 +5,7 @@
 
 namespace baton {
 
-constexpr int MOST_GROUP = 64;  // Maximum inputs that share a scale.
+constexpr int LEAST_GROUP = 16, MOST_GROUP = 64;  // Inputs that share a scale.
 constexpr int64_t LEAST_AHEAD = 8192;  // Prefetch what comes at least this many bytes after what is in use.
 
 // How weights are stored: kernels/linear/quantized/forms.py says what bits, group, span, minimum and half mean.
