@@ -22,7 +22,6 @@ ALSO = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 PREBUILT = Path("baton", "kernels", "runtime", "cpp", "prebuilt")
-# A compiler that takes as long as a copy: its objects are empty, and it "links" what this run has compiled already.
 
 
 def build_wheel(folder: Path, variables: Mapping[str, str] | None = None) -> Path:
