@@ -80,7 +80,14 @@ def linear(x: Tensor, data: Tensor, form: Form, outputs: int, bias: Tensor | Non
 
     Raise ValueError for other dtypes and layouts.
     """
-    run = cpp.function(LINEAR)
+    return linear_with(LINEAR, x, data, form, outputs, bias, out)
+
+
+def linear_with(
+    name: str, x: Tensor, data: Tensor, form: Form, outputs: int, bias: Tensor | None, out: Tensor | None
+) -> Tensor:
+    """Return what the C function `name` computes, which takes what the one of `linear` takes."""
+    run = cpp.function(name)
     assert run is not None
     rows, inputs = x.shape
     if x.dtype not in TYPES or data.shape != shape_of(outputs, inputs, form):
@@ -178,5 +185,8 @@ def random_groups(form: Form, outputs: int, inputs: int, generator: torch.Genera
     )
 
 
-cpp.declare(LINEAR, [INT, INT, POINTER, INT64, POINTER, POINTER, POINTER, *(INT64,) * 4], check_linear)
+ARGUMENTS = [INT, INT, POINTER, INT64, POINTER, POINTER, POINTER, *(INT64,) * 4]
+"""Types of the arguments of LINEAR."""
+
+cpp.declare(LINEAR, ARGUMENTS, check_linear)
 cpp.declare(LOOK_UP, [INT, INT, POINTER, POINTER, POINTER, INT64, INT64], check_look_up)
