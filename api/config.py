@@ -69,6 +69,11 @@ class Config(Struct, frozen=True, kw_only=True):
         MODEL,
         Meta(description="quantize projection weights at load: int8 takes 1/2 of bfloat16's memory, int4 1/4"),
     ] = "none"
+    activation_dtype: Annotated[
+        Literal["auto", "int8"],
+        MODEL,
+        Meta(description="dtype of what integer weights are multiplied with; int8 is faster, less exact, CPU only"),
+    ] = "auto"
     tool_parser: Annotated[
         Literal["auto", "granite4", "hermes", "kimi", "lfm2", "nemotron_v2", "qwen3_coder", "none"],
         MODEL,

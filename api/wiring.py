@@ -44,13 +44,14 @@ from baton.api.machine.threads import default_threads
 from baton.api.peering.links import Peering
 from baton.api.serve import LoadedModel, Progress, StartError
 from baton.api.telemetry.trace_file import TraceFile
+from baton.kernels.linear import int8_activations
 from baton.kernels.linear.quantized import keeps
 from baton.kernels.runtime.cpp import use_threads
 from baton.kernels.runtime.triton import use_tf32
 from baton.models.batch import Model, predictor_of
 from baton.models.config import ModelConfig, ModelError
 from baton.models.layers.experts import Experts
-from baton.models.layers.linear import Embedding, Linear
+from baton.models.layers.linear import Embedding, Linear, round_inputs
 from baton.models.loading.checkpoint import find_family, load_model, may_keep_integers, saved_by_file
 from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.fingerprint import fingerprint
@@ -68,6 +69,14 @@ BITS = {"none": None, "int8": 8, "int4": 4}
 EXAMPLE_MODEL = "no MODEL was named, so this is the bundled example model"
 AS_IN_FILE = "as in the file"  # name of the quantization of weights whose integers are those of the file
 FORGETS = "--preserve-reasoning has no effect: the chat template leaves out the reasoning of earlier turns"
+NO_PRODUCTS = (
+    "--activation-dtype int8 needs native code for a CPU that multiplies integers of 8 bits (AVX-512 VNNI, or dot "
+    "products on ARM); see baton doctor"
+)
+NO_INTEGERS = (
+    "--activation-dtype int8: no projection has weights of integers; --quantize int8 or int4 makes them, and the files "
+    "of some models have them"
+)
 DEFAULT_MAX_MODEL_LEN = 131_072  # default of --max-model-len, unless the model's own limit is lower
 
 
@@ -187,6 +196,8 @@ def read_model(
             native.finish()
         if spared and bits is None and not keeps(weight_dtype(config, path), device):
             check_room(unpacked, device)
+        if config.activation_dtype == "int8" and not int8_activations.pays():
+            raise ValueError(NO_PRODUCTS)
 
     try:
         model = load_model(
@@ -204,6 +215,8 @@ def read_model(
         if arena:
             arena.cancel()
         raise
+    if config.activation_dtype == "int8" and not (isinstance(model, nn.Module) and round_inputs(model)):
+        raise ValueError(NO_INTEGERS)
     return model, headless
 
 
@@ -220,8 +233,12 @@ def saved(model: Model, path: Path, bits: int | None, is_native: bool) -> int:
 
 
 def name_quantization(config: Config, model: Model) -> str:
-    """Return the name of what the weights are: a value of --quantize, or that their integers are those of the file."""
-    return AS_IN_FILE if config.quantize == "none" and has_integers(model) else config.quantize
+    """Return the name of what the weights are: a value of --quantize, or that their integers are those of the file.
+
+    Rounded activations are named too.
+    """
+    name = AS_IN_FILE if config.quantize == "none" and has_integers(model) else config.quantize
+    return name if config.activation_dtype == "auto" else f"{name}, {config.activation_dtype} activations"
 
 
 def has_integers(model: Model) -> bool:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from baton.api.serve import Load
 
 OF_SIZE = (
-    "model", "max_model_len", "dtype", "state_dtype", "quantize", "device", "state_slots", "state_strategy",
-    "tree_slots", "kv_pages", "page_size", "memory", "max_running", "speculation",
+    "model", "max_model_len", "dtype", "state_dtype", "quantize", "activation_dtype", "device", "state_slots",
+    "state_strategy", "tree_slots", "kv_pages", "page_size", "memory", "max_running", "speculation",
 )  # fmt: skip
 """The options that `baton inspect` shares with `baton serve`: they decide how much memory a model needs."""
 OF_ROUTER = (

@@ -15,22 +15,23 @@ from baton.models.layers.operations import operations
 
 # Log texts: the consequences of no native code on a CPU, and of no Triton on a GPU.
 COST = "torch computes instead: same results, about half the speed for decoding and prompts"
+ROUNDING = "only native code rounds activations to integers"
 COST_WITHOUT_TRITON = "torch computes instead: same results, many times slower, and steps are not captured"
 
 
 class NativeStart:
     """The native library of a model, which a thread finds in the wheel or the cache, or compiles."""
 
-    def __init__(self, is_quantized: bool) -> None:
-        """is_quantized: whether the model may have weights of integers."""
-        self._is_quantized = is_quantized
+    def __init__(self, is_quantized: bool, rounds_inputs: bool) -> None:
+        """is_quantized, rounds_inputs: whether the model may have weights of integers, and rounds their inputs."""
+        self._is_quantized, self._rounds_inputs = is_quantized, rounds_inputs
         self._log = structlog.get_logger()
         self._prepared = Prepared()
         self._thread = threading.Thread(target=self._find, name="native", daemon=True)
 
     def begin(self, model: Model) -> None:
         """Start to find or compile the library for a model. Its weights need not be loaded yet."""
-        self._prepared.operations = operations(model, self._is_quantized)
+        self._prepared.operations = operations(model, self._is_quantized, self._rounds_inputs)
         self._thread.start()
 
     def finish(self) -> None:
@@ -72,7 +73,7 @@ def check_triton(device: torch.device) -> None:
 def start_native(config: Config, device: torch.device, is_quantized: bool) -> NativeStart | None:
     """Return the library to prepare, or None if no C++ is needed. Log whether Triton computes.
 
-    Raises ValueError if Triton should compute and cannot.
+    Raises ValueError if Triton should compute and cannot, or if --activation-dtype needs native code.
     """
     if config.kernels == "torch":
         triton.leave_to_torch()
@@ -81,4 +82,8 @@ def start_native(config: Config, device: torch.device, is_quantized: bool) -> Na
         structlog.get_logger().info("Triton", version=version("triton"), interpreted=device.type == "cpu")
     elif device.type != "cpu":
         structlog.get_logger().warning("no Triton", cost=COST_WITHOUT_TRITON)
-    return NativeStart(is_quantized) if config.kernels == "native" and device.type == "cpu" else None
+    if config.kernels == "native" and device.type == "cpu":
+        return NativeStart(is_quantized, config.activation_dtype == "int8")
+    if config.activation_dtype == "int8":
+        raise ValueError(f"--activation-dtype int8 needs --device cpu and --kernels native: {ROUNDING}")
+    return None

@@ -76,7 +76,7 @@ class Peering:
             model,
             dtype,
             config.state_dtype,
-            config.quantize,
+            config.quantize if config.activation_dtype == "auto" else f"{config.quantize} with int8 activations",
             sizes.page_size if sizes.pages else 0,
             sizes.slot_bytes,
             sizes.page_bytes if sizes.pages else 0,

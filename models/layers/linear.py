@@ -1,20 +1,21 @@
 """Projections and embeddings. A checkpoint fills their weights, which may then be packed into a kernel's layout."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.linear import compressed, dense, per_head, quantized
+from baton.kernels.linear import compressed, dense, int8_activations, per_head, quantized
 from baton.kernels.linear.compressed import CompressedWeight
 from baton.kernels.linear.dense import PackedWeight
 from baton.kernels.linear.per_head import PackedHeads
 from baton.kernels.linear.quantized import QuantizedWeight
 
 Packed: TypeAlias = PackedWeight | CompressedWeight | QuantizedWeight
+W = TypeVar("W")
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,13 @@ class Linear(nn.Module):
         parts = self.packed.parts if isinstance(self.packed, JoinedWeight) else (self.packed,)
         return next((part for part in parts if isinstance(part, QuantizedWeight)), None)
 
+    def round_inputs(self) -> None:
+        """Let the quantized parts of the weight round their inputs to integers of 8 bits."""
+        if isinstance(self.packed, JoinedWeight):
+            self.packed = JoinedWeight(tuple(map(rounding_inputs, self.packed.parts)))
+        else:
+            self.packed = rounding_inputs(self.packed)
+
     def _set(self, packed: Packed | None) -> None:
         self.packed = packed
         if packed:
@@ -134,6 +142,10 @@ class Embedding(nn.Module):
         """The quantized table; None if it is not quantized."""
         return self.packed if isinstance(self.packed, QuantizedWeight) else None
 
+    def round_inputs(self) -> None:
+        """Let `logits` round its inputs to integers of 8 bits if the table is quantized."""
+        self.packed = rounding_inputs(self.packed)
+
     def keep(self, parts: Sequence[QuantizedWeight | Tensor]) -> None:
         """Set the table from one part, which is integers in a file."""
         [part] = parts
@@ -170,6 +182,19 @@ def pack(weight: Tensor, bits: int | None = None) -> Packed | None:
     return compressed.compress(weight) or dense.pack(weight)
 
 
+def round_inputs(model: nn.Module) -> bool:
+    """Let all quantized projections round their inputs to integers of 8 bits. Return whether there are any."""
+    layers = [each for each in model.modules() if isinstance(each, Linear | Embedding) and each.integers is not None]
+    for layer in layers:
+        layer.round_inputs()
+    return bool(layers)
+
+
+def rounding_inputs(weight: W) -> W:
+    """Return the weight such that it rounds its inputs if it is quantized, else the same weight."""
+    return replace(weight, rounds_inputs=True) if isinstance(weight, QuantizedWeight) else weight
+
+
 def project(x: Tensor, weight: Tensor | Packed | JoinedWeight, bias: Tensor | None) -> Tensor:
     """Return x @ weight.T + bias."""
     return project_joined(x, weight, bias) if isinstance(weight, JoinedWeight) else project_one(x, weight, bias)
@@ -178,7 +203,8 @@ def project(x: Tensor, weight: Tensor | Packed | JoinedWeight, bias: Tensor | No
 def project_one(x: Tensor, weight: Tensor | Packed, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias, written to `out` if it is given."""
     if isinstance(weight, QuantizedWeight):
-        return quantized.linear(x, weight, bias, out)
+        compute = int8_activations.linear if weight.rounds_inputs else quantized.linear
+        return compute(x, weight, bias, out)
     if isinstance(weight, CompressedWeight):
         return compressed.linear(x, weight, bias, out)
     return dense.linear(x, weight, bias, out)

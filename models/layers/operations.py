@@ -42,10 +42,15 @@ BY_LAYER: dict[type[nn.Module], frozenset[str]] = {
 }
 
 
-def operations(model: Model, is_quantized: bool) -> frozenset[str]:
-    """Return the operations that a model needs, as names of folders in kernels/."""
+def operations(model: Model, is_quantized: bool, rounds_inputs: bool = False) -> frozenset[str]:
+    """Return the operations that a model needs, as names of folders in kernels/.
+
+    rounds_inputs: whether the inputs of quantized weights are rounded to integers.
+    """
     layers = {type(layer) for layer in model.modules()} if isinstance(model, nn.Module) else set()
-    return COMMON.union(*(BY_LAYER.get(layer, ()) for layer in layers), {"linear.quantized"} if is_quantized else ())
+    integers = {"linear.quantized": is_quantized, "linear.int8_activations": is_quantized and rounds_inputs}
+    names = (name for name, is_needed in integers.items() if is_needed)
+    return COMMON.union(*(BY_LAYER.get(layer, ()) for layer in layers), names)
 
 
 def row_classes(model: nn.Module, most: int) -> list[int]:

@@ -34,7 +34,7 @@ struct Product {
             multiply_many(m, x, rows, tiles, block, sums);
     }
 
-    // Add the products of a group to the sums of a tile. x: the tile's rows. quads(step, words) returns the bytes.
+    // Add the products of a group to the sums of a tile. x: the tile's rows. quads(step) returns bytes.
     template <int ROWS, class F>
     __attribute__((always_inline)) static void add_group(RowSums<ROWS> &tile, const Form &form, const RoundedRows &x,
                                                          int64_t group, const Scales &scales, F quads) {
@@ -45,17 +45,16 @@ struct Product {
             for (int v = 0; v < VECTORS; v++) held[row][v] = integers{} + x.starts[row * x.group_count + group];
         const int8_t *codes = x.codes + group * form.group;
         for (int step = 0; step < form.group / QUAD; step++, codes += QUAD) {
-            words bytes[VECTORS];
-            quads(step, bytes);
+            const Bytes bytes = quads(step);
 #pragma GCC unroll 8
             for (int row = 0; row < ROWS; row++) {
                 int32_t inputs;
                 std::memcpy(&inputs, codes + row * x.width, sizeof inputs);
 #pragma GCC unroll 8
-                for (int v = 0; v < VECTORS; v++) held[row][v] = add_products<BITS>(held[row][v], bytes[v], inputs);
+                for (int v = 0; v < VECTORS; v++) held[row][v] = add_products<BITS>(held[row][v], bytes.of[v], inputs);
             }
         }
-        const float *const scale = x.scales + group * form.group / rounded_group(form);
+        const float *const scale = x.scales + (form.group < LEAST_ROUNDED ? group / 2 : group);
         tile.each([&](floats &sum, int row, int column) {
             const int v = column / LANES;
             const floats factor = scales.scale[v] * scale[row * x.scale_count];
@@ -63,7 +62,7 @@ struct Product {
         });
         if (!form.minimum) return;
         tile.each([&](floats &sum, int row, int column) {
-            sum = multiply_add(sum, scales.minimum[column / LANES], splat(-x.sums[row * x.group_count + group]));
+            sum = multiply_add(sum, scales.minimum[column / LANES], splat(x.sums[row * x.group_count + group]));
         });
     }
 
@@ -85,9 +84,9 @@ struct Product {
         for (Groups group(m, block); group.left(); group.next()) {
             const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
             add_group(tile, m.form, x, group.index, scales_of(group),
-                      [&](int step, words (&bytes)[VECTORS]) __attribute__((always_inline)) {
+                      [&](int step) __attribute__((always_inline)) {
                           codes.prefetch(step, m.form.ahead);
-                          Order::unpack(codes, step, bytes);
+                          return Order::unpack(codes, step);
                       });
         }
         store(tile, sums);
@@ -97,7 +96,7 @@ struct Product {
                               float *sums) {
         constexpr int LEAST = (MOST + 1) / 2;
         const int64_t size = m.form.group;
-        alignas(LINE) words bytes[STRETCH / QUAD][VECTORS];
+        alignas(LINE) uint8_t bytes[STRETCH * OUT];
         Scales scales[STRETCH / LEAST_GROUP];
         for (Groups group(m, block); group.left();) {
             const int64_t first = group.index, count = std::min(STRETCH / size, m.form.groups - first);
@@ -114,18 +113,19 @@ struct Product {
                 const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
                 scales[g] = scales_of(group);
                 add_group(tile, m.form, own, first + g, scales[g],
-                          [&](int step, words (&to)[VECTORS]) __attribute__((always_inline)) {
+                          [&](int step) __attribute__((always_inline)) {
                               codes.prefetch(step, m.form.ahead);
-                              Order::unpack(codes, step, to);
-                              std::memcpy(bytes[g * size / QUAD + step], to, sizeof to);
+                              const Bytes unpacked = Order::unpack(codes, step);
+                              unpacked.store(bytes + (g * size + step * QUAD) * OUT);
+                              return unpacked;
                           });
                 group.next();
             });
             for (int64_t t = 1; t < tiles; t++)
                 add(t, [&](int g, auto &tile, const RoundedRows &own) __attribute__((always_inline)) {
                     add_group(tile, m.form, own, first + g, scales[g],
-                              [&](int step, words (&to)[VECTORS]) __attribute__((always_inline)) {
-                                  std::memcpy(to, bytes[g * size / QUAD + step], sizeof to);
+                              [&](int step) __attribute__((always_inline)) {
+                                  return Bytes(bytes + (g * size + step * QUAD) * OUT);
                               });
                 });
         }
@@ -184,4 +184,8 @@ extern "C" void baton_int8_activations_linear(int type, int form, const void *x,
     });
 }
 
+// Set answer to whether the target has an instruction for products of bytes. Without one, products of floats are faster.
+extern "C" void baton_int8_activations_pay(int64_t *answer) { *answer = baton::MULTIPLIES_BYTES; }
+
 BATON_RECORDABLE(baton_int8_activations_linear)
+BATON_RECORDABLE(baton_int8_activations_pay)

@@ -7,15 +7,19 @@ from baton.kernels.linear.int8_activations import reference
 from baton.kernels.linear.quantized.forms import Form
 from baton.kernels.linear.quantized.native import ARGUMENTS, CHECKED, linear_with, packed, random_groups
 from baton.kernels.runtime import cpp
-from baton.kernels.runtime.cpp import TYPES
+from baton.kernels.runtime.cpp import POINTER, TYPES
 from baton.kernels.runtime.cpp.checks import assert_agrees
 
 LINEAR = "baton_int8_activations_linear"
+PAYS = "baton_int8_activations_pay"
 
 
-def is_installed() -> bool:
-    """Return whether the C function is installed."""
-    return cpp.function(LINEAR) is not None
+def pays() -> bool:
+    """Return whether the C functions are installed, for a target with an instruction for products of 8-bit integers."""
+    run, answer = cpp.function(PAYS), torch.zeros(1, dtype=torch.int64)
+    if run is not None and cpp.function(LINEAR) is not None:
+        run(answer.data_ptr())
+    return bool(answer)
 
 
 def linear(x: Tensor, data: Tensor, form: Form, outputs: int, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
@@ -41,4 +45,13 @@ def check() -> None:
                 assert_agrees(found, expected, rtol=tolerance, atol=tolerance)
 
 
+def check_pays() -> None:
+    """Raise AssertionError if the answer is not 0 or 1."""
+    run, answer = cpp.function(PAYS), torch.full((1,), -1)
+    assert run is not None
+    run(answer.data_ptr())
+    assert answer.item() in (0, 1)
+
+
 cpp.declare(LINEAR, ARGUMENTS, check)
+cpp.declare(PAYS, [POINTER], check_pays)

@@ -15,7 +15,35 @@
 namespace baton {
 namespace {
 
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
+constexpr bool MULTIPLIES_BYTES = true;
+#else
+constexpr bool MULTIPLIES_BYTES = false;
+#endif
+
 constexpr int QUAD = 4;  // Inputs of a word.
+
+// The bytes of a block's outputs for a quad of inputs.
+struct Bytes {
+    words of[VECTORS];
+
+    Bytes() = default;
+    __attribute__((always_inline)) explicit Bytes(const uint8_t *from) {
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) of[v] = load_words(from + v * sizeof(words));
+    }
+
+    __attribute__((always_inline)) void store(uint8_t *to) const {
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) std::memcpy(to + v * sizeof(words), of + v, sizeof(words));
+    }
+
+    static words load_words(const uint8_t *from) {
+        words x;
+        std::memcpy(&x, from, sizeof x);
+        return x;
+    }
+};
 
 // Codes of 8 bits are signed. The instructions of x86 multiply unsigned bytes by signed ones, so there the codes are
 // increased by 128.
@@ -28,28 +56,50 @@ constexpr int INCREASE = 128;
 // Return the number that is added to codes of a form to make its bytes.
 inline int zero_of(int bits, bool has_minima) { return bits == 8 ? INCREASE : has_minima ? 0 : 1 << (bits - 1); }
 
+// Places of LANES numbers in two vectors.
+struct Places {
+    alignas(LINE) int32_t at[LANES];
+
+    template <class F>
+    constexpr explicit Places(F place) : at() {
+        for (int lane = 0; lane < LANES; lane++) at[lane] = place(lane);
+    }
+};
+
+// Return the numbers in these places of two vectors.
+inline floats taken(floats first, floats second, const Places &places) {
+#if defined(__AVX512F__)
+    return (floats)_mm512_permutex2var_ps((__m512)first, _mm512_load_si512(places.at), (__m512)second);
+#else
+    floats numbers;
+    for (int lane = 0; lane < LANES; lane++)
+        numbers[lane] = places.at[lane] < LANES ? first[places.at[lane]] : second[places.at[lane] - LANES];
+    return numbers;
+#endif
+}
+
 // Codes of fewer than 8 bits: a word has inputs 0, 2, 1 and 3 of a unit, in this order, as they are packed.
 template <int BITS>
 struct Quads {
     static constexpr bool MIDDLE_SWAPPED = true;
 
     // Extract the bytes of a block's outputs for the inputs of one unit.
-    __attribute__((always_inline)) static void unpack(const Codes<BITS> &codes, int unit, words (&quads)[VECTORS]) {
+    __attribute__((always_inline)) static Bytes unpack(const Codes<BITS> &codes, int unit) {
         constexpr int UPPER = BITS - 4, HALF = OUT / 2;
         constexpr uint32_t MASK = ((1u << UPPER) - 1) * 0x00100010;
+        Bytes bytes;
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
             const int byte = v * LANES % HALF * 4, half = v * LANES / HALF;
-            words lower, line;
-            std::memcpy(&lower, codes.lower + unit * LINE + byte, sizeof lower);
-            quads[v] = lower >> 4 * half & 0x0f0f0f0f;
+            words found = Bytes::load_words(codes.lower + unit * LINE + byte) >> 4 * half & 0x0f0f0f0f;
             if constexpr (UPPER > 0) {
-                std::memcpy(&line, codes.line(unit) + byte, sizeof line);
-                line >>= codes.place(unit);
-                quads[v] |= line << (4 - half * UPPER) & MASK;
-                quads[v] |= line << (12 - (2 + half) * UPPER) & (MASK << 8);
+                const words line = Bytes::load_words(codes.line(unit) + byte) >> codes.place(unit);
+                found |= line << (4 - half * UPPER) & MASK;
+                found |= line << (12 - (2 + half) * UPPER) & (MASK << 8);
             }
+            bytes.of[v] = found;
         }
+        return bytes;
     }
 
     // Bring the numbers of a block's outputs into the order in which `unpack` has the outputs.
@@ -64,38 +114,37 @@ template <>
 struct Quads<8> {
     static constexpr bool MIDDLE_SWAPPED = false;
 
-    __attribute__((always_inline)) static void unpack(const Codes<8> &codes, int quad, words (&quads)[VECTORS]) {
+    __attribute__((always_inline)) static Bytes unpack(const Codes<8> &codes, int quad) {
         constexpr uint32_t INCREASED = INCREASE * 0x01010101u;
+        Bytes bytes;
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v += 2) {
             const uint8_t *const from = codes.lower + quad * 2 * LINE + v * LANES * 2;
-            words first, second;
-            std::memcpy(&first, from, sizeof first);
-            std::memcpy(&second, from + LINE, sizeof second);
-            quads[v] = ((first & 0xffff) | second << 16) ^ INCREASED;
-            quads[v + 1] = (first >> 16 | (second & 0xffff0000)) ^ INCREASED;
+            const words first = Bytes::load_words(from), second = Bytes::load_words(from + LINE);
+            bytes.of[v] = ((first & 0xffff) | second << 16) ^ INCREASED;
+            bytes.of[v + 1] = (first >> 16 | (second & 0xffff0000)) ^ INCREASED;
+        }
+        return bytes;
+    }
+
+    // Replace each pair of vectors by the numbers in these places of the pair.
+    static void rearrange(floats (&numbers)[VECTORS], const Places &first, const Places &second) {
+        for (int v = 0; v < VECTORS; v += 2) {
+            const floats left = numbers[v], right = numbers[v + 1];
+            numbers[v] = taken(left, right, first);
+            numbers[v + 1] = taken(left, right, second);
         }
     }
 
     static void reorder(floats (&numbers)[VECTORS]) {
-        for (int v = 0; v < VECTORS; v += 2) {
-            const floats first = numbers[v], second = numbers[v + 1];
-            for (int lane = 0; lane < LANES; lane++) {
-                const int even = 2 * lane % LANES;
-                numbers[v][lane] = lane < LANES / 2 ? first[even] : second[even];
-                numbers[v + 1][lane] = lane < LANES / 2 ? first[even + 1] : second[even + 1];
-            }
-        }
+        constexpr Places EVEN([](int lane) { return 2 * lane; }), ODD([](int lane) { return 2 * lane + 1; });
+        rearrange(numbers, EVEN, ODD);
     }
 
     static void restore(floats (&sums)[VECTORS]) {
-        for (int v = 0; v < VECTORS; v += 2) {
-            const floats even = sums[v], odd = sums[v + 1];
-            for (int lane = 0; lane < LANES; lane++) {
-                sums[v][lane] = lane % 2 ? odd[lane / 2] : even[lane / 2];
-                sums[v + 1][lane] = lane % 2 ? odd[(LANES + lane) / 2] : even[(LANES + lane) / 2];
-            }
-        }
+        constexpr Places FIRST([](int lane) { return lane % 2 * LANES + lane / 2; });
+        constexpr Places SECOND([](int lane) { return lane % 2 * LANES + (LANES + lane) / 2; });
+        rearrange(sums, FIRST, SECOND);
     }
 };
 

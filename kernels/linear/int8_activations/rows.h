@@ -22,7 +22,7 @@ struct RoundedRows {
     int8_t *codes;  // [rows, width]
     float *scales;  // [rows, groups of the rounded inputs]
     int32_t *starts;  // [rows, groups of the weights]: what a sum of products begins with, because weights are increased
-    float *sums;  // [rows, groups of the weights]: scale times the sum of the codes
+    float *sums;  // [rows, groups of the weights]: the negated sum of the rounded inputs
     int64_t width, scale_count, group_count;
 
     RoundedRows from(int64_t row) const {
@@ -99,7 +99,7 @@ void round_rows(const T *x, int64_t stride, int64_t inputs, const Form &form, in
                 int32_t sum = 0;
                 for (int i = 0; i < form.group; i++) sum += codes[each * form.group + i];
                 at.starts[g * groups + each] = -zero * sum;
-                at.sums[g * groups + each] = at.scales[g] * static_cast<float>(sum);
+                at.sums[g * groups + each] = -at.scales[g] * static_cast<float>(sum);
             }
             if (middle_swapped) swap_middle(codes, size);
         }

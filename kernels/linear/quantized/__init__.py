@@ -42,6 +42,7 @@ class QuantizedWeight:
     inputs: int
     dtype: torch.dtype  # dtype of the original weight, and of the rows that look_up returns
     layout: Layout  # the implementation that packed the data and computes with it
+    rounds_inputs: bool = False  # whether projections compute linear.int8_activations; only of the native layout
 
 
 def quantize(weight: Tensor, bits: int) -> QuantizedWeight:

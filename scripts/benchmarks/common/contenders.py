@@ -1,7 +1,7 @@
 """Contenders, the engines that are compared: Baton's server, Baton's bare loop (common/bare.py), and installed peers.
 
 All have the same weights. A peer is an engine of another project. The kind "gguf" is Baton's server with the GGUF file
-that llama.cpp gets.
+that llama.cpp gets; options of the server may follow its variant, as in "gguf:q4_k --activation-dtype int8".
 """
 
 import argparse
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +29,8 @@ VARIANTS = {
     "gguf": ("q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "bf16", "f32"),
     "openvino": ("int8", "bf16", "f32"),
 }
+SERVED = ("baton", "gguf")
+"""The kinds that are Baton's server."""
 BY_LLAMA_CPP = ("q4_k", "q5_k", "q6_k")  # types that only llama.cpp itself quantizes to
 STEP_TOKENS = 512
 # Limits for Baton's server, which takes most of the free memory by default: all contenders are open at once.
@@ -53,34 +55,34 @@ class Entry:
 
     name: str  # heading of the contender's column in tables
     kind: str  # "baton" or a key of VARIANTS
-    variant: str  # one of VARIANTS[kind]; if the kind is "baton", options of its server
+    variant: str  # one of VARIANTS[kind]; "" if the kind is "baton"
+    options: tuple[str, ...] = ()  # of Baton's server, for the kinds "baton" and "gguf"
 
     @classmethod
     def parse(cls, text: str) -> "Entry":
         """Parse [NAME=]KIND[:VARIANT]. Raises ValueError, which lists the valid kinds or variants."""
         name, equals, rest = text.partition("=") if "=" in text.partition(":")[0] else ("", "", text)
         kind, _, variant = rest.partition(":")
+        options = ""
+        if kind in SERVED:
+            variant, _, options = ("", "", variant) if kind == "baton" else variant.partition(" ")
         if equals and not name:
             raise ValueError(f"{text!r} has no name before its =")
         if kind == "baton":
-            return cls(name or rest, kind, variant)
+            return cls(name or rest, kind, "", tuple(shlex.split(options)))
         if kind not in VARIANTS:
             raise ValueError(f"{kind!r} is no contender: there are baton, {', '.join(VARIANTS)}")
         variant = variant or VARIANTS[kind][0]
         if variant not in VARIANTS[kind]:
             raise ValueError(f"{kind} has no variant {variant!r}, but {', '.join(VARIANTS[kind])}")
-        return cls(name or (rest if ":" in rest or kind == "bare" else f"{kind}:{variant}"), kind, variant)
+        name = name or (rest if ":" in rest or kind == "bare" else f"{kind}:{variant}")
+        return cls(name, kind, variant, tuple(shlex.split(options)))
 
     def with_options(self, more: str) -> "Entry":
         """Return this entry with more options for Baton's server. Entries of other kinds are returned as they are."""
-        if self.kind != "baton" or not more:
+        if self.kind not in SERVED:
             return self
-        return Entry(self.name, self.kind, f"{self.variant} {more}".strip())
-
-    @property
-    def options(self) -> list[str]:
-        """Command-line options of Baton's server; empty for other kinds."""
-        return shlex.split(self.variant) if self.kind == "baton" else []
+        return replace(self, options=(*self.options, *shlex.split(more)))
 
     def option(self, name: str, default: str) -> str:
         """Return the value of an option of Baton's server, whether it is one word (--x=y) or two."""
@@ -147,7 +149,7 @@ class Workbench:
     @contextmanager
     def open(self, entry: Entry) -> Iterator[Contender]:
         """Start a contender, and stop it when the context is left."""
-        if entry.kind in ("baton", "gguf"):
+        if entry.kind in SERVED:
             with self.serve(entry) as served:
                 yield served
         else:
