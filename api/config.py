@@ -70,9 +70,7 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(description="quantize projection weights at load: int8 takes 1/2 of bfloat16's memory, int4 1/4"),
     ] = "none"
     activation_dtype: Annotated[
-        Literal["auto", "int8"],
-        MODEL,
-        Meta(description="dtype of what integer weights are multiplied with; int8 is faster, less exact, CPU only"),
+        Literal["auto", "int8"], MODEL, Meta(description="int8: round inputs of integer weights; faster, less exact")
     ] = "auto"
     tool_parser: Annotated[
         Literal["auto", "granite4", "hermes", "kimi", "lfm2", "nemotron_v2", "qwen3_coder", "none"],
@@ -80,9 +78,7 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(description="format of the model's tool calls; auto detects it from chat template and family"),
     ] = "auto"
     reasoning_parser: Annotated[
-        Literal["auto", "think", "none"],
-        MODEL,
-        Meta(description="format of the model's reasoning; auto detects it from the chat template"),
+        Literal["auto", "think", "none"], MODEL, Meta(description="format of reasoning; auto: from the chat template")
     ] = "auto"
     reasoning_budget: Annotated[
         AtLeastZero | None, MODEL, Meta(description="maximum tokens of reasoning [no limit]")

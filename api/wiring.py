@@ -39,23 +39,21 @@ from baton.api.machine.batch import BatchLimits, batch_limits, explain_headless,
 from baton.api.machine.device import allocate_pools, enter_device, make_device, pool_memory, stream_of
 from baton.api.machine.host_arena import ArenaStart, host_bytes, mapped_arena
 from baton.api.machine.memory import bytes_of, check_room, free_memory
-from baton.api.machine.native import start_native
+from baton.api.machine.native import NO_INTEGERS, start_native
 from baton.api.machine.threads import default_threads
 from baton.api.peering.links import Peering
 from baton.api.serve import LoadedModel, Progress, StartError
 from baton.api.telemetry.trace_file import TraceFile
-from baton.kernels.linear import int8_activations
 from baton.kernels.linear.quantized import keeps
 from baton.kernels.runtime.cpp import use_threads
 from baton.kernels.runtime.triton import use_tf32
 from baton.models.batch import Model, predictor_of
 from baton.models.config import ModelConfig, ModelError
-from baton.models.layers.experts import Experts
-from baton.models.layers.linear import Embedding, Linear, round_inputs
+from baton.models.layers.linear import round_inputs
 from baton.models.loading.checkpoint import find_family, load_model, may_keep_integers, saved_by_file
 from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.fingerprint import fingerprint
-from baton.models.loading.integers import QUANTIZED, bytes_saved
+from baton.models.loading.integers import QUANTIZED, bytes_saved, has_integers
 from baton.models.loading.pooling import read_recipe
 from baton.models.loading.source import check_source, read_source_config
 from baton.models.recorded import recording
@@ -69,14 +67,6 @@ BITS = {"none": None, "int8": 8, "int4": 4}
 EXAMPLE_MODEL = "no MODEL was named, so this is the bundled example model"
 AS_IN_FILE = "as in the file"  # name of the quantization of weights whose integers are those of the file
 FORGETS = "--preserve-reasoning has no effect: the chat template leaves out the reasoning of earlier turns"
-NO_PRODUCTS = (
-    "--activation-dtype int8 needs native code for a CPU that multiplies integers of 8 bits (AVX-512 VNNI, or dot "
-    "products on ARM); see baton doctor"
-)
-NO_INTEGERS = (
-    "--activation-dtype int8: no projection has weights of integers; --quantize int8 or int4 makes them, and the files "
-    "of some models have them"
-)
 DEFAULT_MAX_MODEL_LEN = 131_072  # default of --max-model-len, unless the model's own limit is lower
 
 
@@ -196,8 +186,6 @@ def read_model(
             native.finish()
         if spared and bits is None and not keeps(weight_dtype(config, path), device):
             check_room(unpacked, device)
-        if config.activation_dtype == "int8" and not int8_activations.pays():
-            raise ValueError(NO_PRODUCTS)
 
     try:
         model = load_model(
@@ -239,17 +227,6 @@ def name_quantization(config: Config, model: Model) -> str:
     """
     name = AS_IN_FILE if config.quantize == "none" and has_integers(model) else config.quantize
     return name if config.activation_dtype == "auto" else f"{name}, {config.activation_dtype} activations"
-
-
-def has_integers(model: Model) -> bool:
-    """Return whether a model has weights of integers."""
-    layers = model.modules() if isinstance(model, nn.Module) else ()
-    return any(
-        any(packed.form for packed in layer.packed.values())
-        if isinstance(layer, Experts)
-        else isinstance(layer, Linear | Embedding) and layer.integers is not None
-        for layer in layers
-    )
 
 
 def grammar_compiler(text: ModelText, vocab_size: int) -> GrammarCompiler:

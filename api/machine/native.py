@@ -8,6 +8,7 @@ import torch
 
 from baton.api.config import Config
 from baton.api.machine.gpu import broken_triton
+from baton.kernels.linear import int8_activations
 from baton.kernels.runtime import cpp, triton
 from baton.kernels.runtime.cpp.prepare import Prepared
 from baton.models.batch import Model
@@ -15,7 +16,16 @@ from baton.models.layers.operations import operations
 
 # Log texts: the consequences of no native code on a CPU, and of no Triton on a GPU.
 COST = "torch computes instead: same results, about half the speed for decoding and prompts"
-ROUNDING = "only native code rounds activations to integers"
+# Errors of --activation-dtype.
+NO_INTEGERS = (
+    "--activation-dtype int8: no projection has weights of integers; --quantize int8 or int4 makes them, and the files "
+    "of some models have them"
+)
+NO_NATIVE = "--activation-dtype int8 needs --device cpu and --kernels native: only native code rounds activations"
+NO_PRODUCTS = (
+    "--activation-dtype int8 needs native code for a CPU that multiplies integers of 8 bits (VNNI, or dot products on "
+    "ARM); see baton doctor"
+)
 COST_WITHOUT_TRITON = "torch computes instead: same results, many times slower, and steps are not captured"
 
 
@@ -35,12 +45,16 @@ class NativeStart:
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait for the library, install it, and log which native functions run."""
+        """Wait for the library, install it, and log which native functions run.
+
+        Raises ValueError if inputs are to be rounded, and the library has no function for it.
+        """
         self._thread.join()
         prepared = self._prepared
         prepared.install(torch.get_num_threads())
         if prepared.problem:
             self._log.warning("no native code", why=prepared.problem, cost=COST)
+            self._check_rounding()
             return
         for name, fault in prepared.left_out.items():
             self._log.error("a native function differs from its reference, which runs instead", name=name, how=fault)
@@ -55,6 +69,11 @@ class NativeStart:
             compiled=prepared.compiled,
             seconds=round(prepared.seconds, 2),
         )
+        self._check_rounding()
+
+    def _check_rounding(self) -> None:
+        if self._rounds_inputs and not int8_activations.pays():
+            raise ValueError(NO_PRODUCTS)
 
     def _find(self) -> None:
         self._prepared.find(self._log_compiling)
@@ -73,7 +92,7 @@ def check_triton(device: torch.device) -> None:
 def start_native(config: Config, device: torch.device, is_quantized: bool) -> NativeStart | None:
     """Return the library to prepare, or None if no C++ is needed. Log whether Triton computes.
 
-    Raises ValueError if Triton should compute and cannot, or if --activation-dtype needs native code.
+    Raises ValueError if Triton should compute and cannot, or if --activation-dtype int8 cannot be followed.
     """
     if config.kernels == "torch":
         triton.leave_to_torch()
@@ -82,8 +101,9 @@ def start_native(config: Config, device: torch.device, is_quantized: bool) -> Na
         structlog.get_logger().info("Triton", version=version("triton"), interpreted=device.type == "cpu")
     elif device.type != "cpu":
         structlog.get_logger().warning("no Triton", cost=COST_WITHOUT_TRITON)
-    if config.kernels == "native" and device.type == "cpu":
-        return NativeStart(is_quantized, config.activation_dtype == "int8")
-    if config.activation_dtype == "int8":
-        raise ValueError(f"--activation-dtype int8 needs --device cpu and --kernels native: {ROUNDING}")
-    return None
+    is_native, rounds_inputs = config.kernels == "native" and device.type == "cpu", config.activation_dtype == "int8"
+    if rounds_inputs and not is_native:
+        raise ValueError(NO_NATIVE)
+    if rounds_inputs and not is_quantized:
+        raise ValueError(NO_INTEGERS)
+    return NativeStart(is_quantized, rounds_inputs) if is_native else None

@@ -1,4 +1,4 @@
-"""The memory that a model's weights take when quantized to integers, computed without the weights."""
+"""A model's weights of integers: whether it has any, and the memory that they take, computed without the weights."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from baton.kernels.linear.quantized import OUTPUTS_AT_ONCE, quantize
 from baton.kernels.moe.experts import PARTS
+from baton.models.batch import Model
 from baton.models.layers.experts import Experts
 from baton.models.layers.linear import Embedding, Linear
 
@@ -49,3 +50,14 @@ def integer_bytes(outputs: int, inputs: int, bits: int) -> int:
     if whole and outputs > OUTPUTS_AT_ONCE:
         return whole * integer_bytes(OUTPUTS_AT_ONCE, inputs, bits) + (integer_bytes(rest, inputs, bits) if rest else 0)
     return quantize(torch.empty(outputs, inputs, device="meta"), bits).data.nbytes
+
+
+def has_integers(model: Model) -> bool:
+    """Return whether a model has weights of integers."""
+    layers = model.modules() if isinstance(model, nn.Module) else ()
+    return any(
+        any(packed.form for packed in layer.packed.values())
+        if isinstance(layer, Experts)
+        else isinstance(layer, Linear | Embedding) and layer.integers is not None
+        for layer in layers
+    )

@@ -46,6 +46,10 @@ def hello_of(checkpoint: Path, **options: Any) -> Hello:
         ({"dtype": "bfloat16"}, "dtype is bfloat16 here and float32 at the peer"),
         ({"state_dtype": "bfloat16"}, "state_dtype is bfloat16 here and float32 at the peer"),
         ({"quantize": "int8"}, "quantize is int8 here and none at the peer"),
+        (
+            {"quantize": "int8", "activation_dtype": "int8"},
+            "quantize is int8 with int8 activations here and none at the peer",
+        ),
     ],
 )
 def test_options_that_must_agree(checkpoint: Path, options: dict[str, Any], message: str) -> None:

@@ -132,6 +132,7 @@ def test_states_are_distinguished_by_what_is_quantized(tmp_path: Path, monkeypat
         monkeypatch.setattr(wiring, "QUANTIZED", rule)
         before += [name_states(Config(quantize=quantize), model, tmp_path) for quantize in ("none", "int8", "int4")]
     assert before[0] == before[3] and len(set(before)) == 5
+    assert name_states(Config(quantize="int8", activation_dtype="int8"), model, tmp_path) not in before
 
 
 def test_tf32_is_off_unless_asked(tmp_path: Path) -> None:

@@ -193,9 +193,10 @@ def test_invalid_contenders_are_rejected(text: str) -> None:
 
 
 def test_options_of_the_server_are_added_to_baton_only() -> None:
-    assert Entry.parse("a=baton:--page-size 32").with_options("--state-dtype bfloat16").options == [
+    assert Entry.parse("a=baton:--page-size 32").with_options("--state-dtype bfloat16").options == (
         "--page-size", "32", "--state-dtype", "bfloat16",
-    ]  # fmt: skip
+    )  # fmt: skip
+    assert Entry.parse("gguf:q4_0").with_options("--page-size 32").options == ("--page-size", "32")
     assert Entry.parse("llama.cpp").with_options("--page-size 32") == Entry.parse("llama.cpp")
 
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int ROUNDED = 4;  // Number of the scratch buffer.
 // Maximum rows of a tile: the sums of a group and those of all groups before it are in registers.
-constexpr int MOST = VECTORS == 2 ? 6 : VECTORS == 4 ? 1 : 2;
+constexpr int MOST = VECTORS == 2 ? 6 : 1;
 
 // The product of rounded rows with one block of outputs.
 template <int BITS>

@@ -3,8 +3,6 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
-#elif defined(__SSSE3__)
-#include <tmmintrin.h>
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 #endif
@@ -15,7 +13,7 @@
 namespace baton {
 namespace {
 
-#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
 constexpr bool MULTIPLIES_BYTES = true;
 #else
 constexpr bool MULTIPLIES_BYTES = false;
@@ -70,6 +68,10 @@ struct Places {
 inline floats taken(floats first, floats second, const Places &places) {
 #if defined(__AVX512F__)
     return (floats)_mm512_permutex2var_ps((__m512)first, _mm512_load_si512(places.at), (__m512)second);
+#elif defined(__AVX2__)
+    const __m256i at = _mm256_load_si256(reinterpret_cast<const __m256i *>(places.at));
+    const __m256 left = _mm256_permutevar8x32_ps((__m256)first, at), right = _mm256_permutevar8x32_ps((__m256)second, at);
+    return (floats)_mm256_blendv_ps(left, right, (__m256)_mm256_slli_epi32(at, 28));
 #else
     floats numbers;
     for (int lane = 0; lane < LANES; lane++)
@@ -153,10 +155,12 @@ template <int BITS>
 inline integers add_products(integers sums, words quads, int32_t inputs) {
 #if defined(__AVX512VNNI__)
     return (integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)quads, _mm512_set1_epi32(inputs));
+#elif defined(__AVXVNNI__)
+    return (integers)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)quads, _mm256_set1_epi32(inputs));
 #elif defined(__ARM_FEATURE_DOTPROD)
     return (integers)vdotq_s32((int32x4_t)sums, (int8x16_t)quads, vreinterpretq_s8_s32(vdupq_n_s32(inputs)));
 #else
-    const integers bytes = (words{} + static_cast<uint32_t>(inputs));
+    const integers bytes = integers{} + inputs;
     return sums + (integers)(quads & 255) * (bytes << 24 >> 24) + (integers)(quads >> 8 & 255) * (bytes << 16 >> 24) +
            (integers)(quads >> 16 & 255) * (bytes << 8 >> 24) + (integers)(quads >> 24) * (bytes >> 24);
 #endif

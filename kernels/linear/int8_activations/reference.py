@@ -27,7 +27,7 @@ def round_inputs(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     groups = F.pad(x.float(), (0, -x.shape[1] % group)).view(len(x), -1, group)
     largest = groups.abs().amax(2)
     factors = torch.where(largest < LEAST, 0.0, 127 / largest)
-    codes = (groups * factors[:, :, None]).round().to(torch.int8)
+    codes = (groups.double() * factors[:, :, None].double()).round().to(torch.int8)  # The products are exact.
     return codes.flatten(1), torch.where(largest < LEAST, 0.0, largest / 127)
 
 

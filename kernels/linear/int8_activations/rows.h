@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "linear/quantized/codes.h"
+#include "linear/quantized/groups.h"
 #include "linear/quantized/product.h"
 #include "runtime/cpp/numbers.h"
 
@@ -69,7 +69,8 @@ float round_group(const T *x, int64_t count, int size, int8_t *codes) {
     const float factor = largest < LEAST ? 0.0f : 127.0f / largest;
     const floats shifter = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer in the lowest bits.
     for (int v = 0; v < size / LANES; v++) {
-        const bytes rounded = __builtin_convertvector((integers)(numbers[v] * factor + shifter) - 0x4b400000, bytes);
+        const floats shifted = multiply_add(shifter, numbers[v], splat(factor));
+        const bytes rounded = __builtin_convertvector((integers)shifted - 0x4b400000, bytes);
         std::memcpy(codes + v * LANES, &rounded, sizeof rounded);
     }
     return largest < LEAST ? 0.0f : largest / 127.0f;

@@ -10,6 +10,7 @@ from baton.kernels.runtime.cpp.amx import may_use_tiles
 
 V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"})
 V3 = V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
+V3_VNNI = V3 | {"avx_vnni"}
 V4 = V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 V4_VNNI = V4 | {"avx512_vnni"}
 V4_BF16 = V4_VNNI | {"avx512_bf16"}
@@ -46,6 +47,7 @@ TARGETS = (
     ),
     Target("x86-64-v4-vnni", "x86_64", ("-march=x86-64-v4", "-mavx512vnni"), "x86_64_v4+avx512vnni", V4_VNNI),
     Target("x86-64-v4", "x86_64", ("-march=x86-64-v4",), "x86_64_v4", V4),
+    Target("x86-64-v3-vnni", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), "x86_64_v3+avxvnni", V3_VNNI),
     Target("x86-64-v3", "x86_64", ("-march=x86-64-v3",), "x86_64_v3", V3),
     Target("x86-64-v2", "x86_64", ("-march=x86-64-v2",), "x86_64_v2", V2),
     Target(

@@ -37,6 +37,7 @@ LIMITS = {
     "x86-64-v4-bf16": ("AVX512_CORE_BF16", "avx512", "AVX512"),
     "x86-64-v4-vnni": ("AVX512_CORE_VNNI", "avx512", "AVX512"),
     "x86-64-v4": ("AVX512_CORE", "avx512", "AVX512"),
+    "x86-64-v3-vnni": ("AVX2_VNNI", "avx2", "AVX2"),
     "x86-64-v3": ("AVX2", "avx2", "AVX2"),
     "x86-64-v2": ("SSE41", "default", "SSE4_2"),
 }

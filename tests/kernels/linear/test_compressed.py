@@ -164,7 +164,7 @@ def test_other_inputs_are_refused() -> None:
 
 
 def test_targets_with_avx512_and_without_amx_use_it(target: Target) -> None:
-    assert native.pays() == (target.name in ("x86-64-v4-bf16", "x86-64-v4"))
+    assert native.pays() == (target.name in ("x86-64-v4-bf16", "x86-64-v4-vnni", "x86-64-v4"))
     layer, table = Linear(128, 96, False, BF16), Embedding(96, 128, True, BF16)
     for module in (layer, table):
         module.weight.data.copy_(drawn(96, 128))

@@ -72,7 +72,7 @@ def test_only_sources_that_are_new_are_compiled(monkeypatch: pytest.MonkeyPatch,
         if "-c" in arguments:
             ran.append(name_of(Path(arguments[-3])))
 
-    def compiled(operations: set[str] | None = None, target: Target = TARGETS[3], version: str = "12.2") -> set[str]:
+    def compiled(operations: set[str] | None = None, target: Target = TARGETS[-1], version: str = "12.2") -> set[str]:
         ran.clear()
         build(Compiler(("c++",), version), target, tmp_path / "library.so", operations, objects=objects)
         return set(ran)
@@ -82,11 +82,12 @@ def test_only_sources_that_are_new_are_compiled(monkeypatch: pytest.MonkeyPatch,
     assert compiled({"conv1d"}) == {"conv1d"}
     assert compiled() == {"norm.rms"} and compiled() == set()
     assert (tmp_path / "library.so").read_text().count(".o") == 2
-    assert TARGETS[2].name + "-bf16" == TARGETS[1].name, "the name of one target begins with the name of another"
-    assert compiled(target=TARGETS[2]) == compiled(target=TARGETS[1]) == {"norm.rms", "conv1d"}
+    plain = next(target for target in TARGETS if target.name == "x86-64-v4")
+    assert TARGETS[1].name == plain.name + "-bf16", "the name of one target begins with the name of another"
+    assert compiled(target=plain) == compiled(target=TARGETS[1]) == {"norm.rms", "conv1d"}
     (tmp_path / "kernels" / "conv1d" / "cpu.cpp").write_text("changed")
     assert compiled() == {"conv1d"}
-    next(objects.glob(f"{TARGETS[3].name}-*.o")).write_text("damaged")
+    next(objects.glob(f"{TARGETS[-1].name}-*.o")).write_text("damaged")
     assert len(compiled()) == 1
     header.write_text("b")
     assert compiled() == {"norm.rms", "conv1d"} and compiled(version="13") == {"norm.rms", "conv1d"}

@@ -25,8 +25,10 @@ from baton.kernels.runtime.cpp.targets import (
     [
         ("x86_64", V4 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"}, "x86-64-v4-amx"),
         ("x86_64", V4 | {"avx512_bf16", "avx512_vnni", "amx_tile"}, "x86-64-v4-bf16"),
-        ("x86_64", V4 | {"avx512_vnni"}, "x86-64-v4"),
+        ("x86_64", V4 | {"avx512_vnni"}, "x86-64-v4-vnni"),
+        ("x86_64", V4 | {"avx512_bf16"}, "x86-64-v4"),
         ("x86_64", V4 - {"avx512bw"}, "x86-64-v3"),
+        ("x86_64", V3 | {"avx_vnni"}, "x86-64-v3-vnni"),
         ("x86_64", V3 - {"fma"}, "x86-64-v2"),
         ("x86_64", V2 - {"popcnt"}, None),
         ("aarch64", {"asimd", "asimdhp", "asimddp", "bf16", "sve"}, "armv8.2-a-bf16"),
@@ -45,7 +47,7 @@ def test_on_intel_s_cpus_the_product_of_bfloat16_is_slower_than_that_of_float32(
     usable = usable_targets("x86_64", V4_BF16 | AMX)
     assert preferred(usable, "AuthenticAMD") == preferred(usable, "") == usable
     names = [target.name for target in preferred(usable, "GenuineIntel")]
-    assert names == ["x86-64-v4-amx", "x86-64-v4", "x86-64-v4-bf16", "x86-64-v3", "x86-64-v2"]
+    assert names == ["x86-64-v4-amx", "x86-64-v4-vnni", "x86-64-v4", "x86-64-v4-bf16", "x86-64-v3", "x86-64-v2"]
     for lesser in (usable_targets("x86_64", V4), usable_targets("x86_64", V3), usable_targets("aarch64", V2)):
         assert preferred(lesser, "GenuineIntel") == lesser
     (tmp_path / "x86").write_text("processor : 0\nvendor_id\t: GenuineIntel\nflags : fpu\n")
