@@ -12,7 +12,7 @@ from tests.kernels.installed import installed
 from tests.kernels.rounding import assert_rounded
 
 # Relative error of the weights: of rounding bfloat16 results, or of integers; compressed weights lose nothing. Torch's
-# weights of block formats are rounded to bfloat16.
+# weights of block formats are rounded to bfloat16. An input of 8 bits is off by a 254th of its group's largest at most.
 ERRORS = {
     "float32": 1e-5,
     "bfloat16": 5e-3,
@@ -20,6 +20,7 @@ ERRORS = {
     "int4": 0.15,
     "compressed": 0,
     **dict.fromkeys(products.BLOCK_FORMATS, 1e-2),
+    **dict.fromkeys([kind for kind in products.KINDS if kind.startswith(products.ROUNDED)], 2e-2),
 }
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from baton.kernels.linear.compressed import native as compressed
 from baton.kernels.linear.dense import cpu, native
+from baton.kernels.linear.int8_activations import native as int8_activations
 from baton.kernels.linear.quantized import native as integers, reference
-from baton.kernels.linear.quantized.forms import Form as WeightForm, Groups
+from baton.kernels.linear.quantized.forms import INTEGERS, Form as WeightForm, Groups
 from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp.build import build, key
 from baton.kernels.runtime.cpp.cache import cache_folder, fetch, open_folder
@@ -28,7 +29,12 @@ from scripts.benchmarks.common.machine import cpu_name
 SHAPES = ((768, 3352), (1536, 768), (2048, 8192), (4096, 4096), (768, 50288))
 ROWS = (1, 4, 16, 64, 128, 512, 2048)
 BLOCK_FORMATS = ("Q8_0", "Q4_K", "Q6_K")
-KINDS = ("bfloat16", "float32", "int8", "int4", "compressed", *BLOCK_FORMATS)
+ROUNDED = "rounded-"
+"""Beginning of the names of kinds whose inputs are rounded to 8 bits."""
+KINDS = (
+    "bfloat16", "float32", "int8", "int4", "compressed", *BLOCK_FORMATS,
+    *(f"{ROUNDED}{weights}" for weights in ("int8", "int4", *BLOCK_FORMATS)),
+)  # fmt: skip
 WEIGHT_BYTES = 200 << 20
 """Bytes of the weights in bfloat16 that products take in turn: more than the second cache, as a model's layers."""
 # The best instructions that torch may use, for each target: names of oneDNN, ATen and MKL.
@@ -62,6 +68,7 @@ def run(options: argparse.Namespace, workbench: Workbench) -> int:
     names = [target.name for target in targets_here() if target.name in LIMITS]
     print(f"{cpu_name()}, {workbench.threads} threads: GFLOP/s, and native code's as a multiple of torch's")
     print("compressed: native code's with compressed weights, and as a multiple of its own with bfloat16")
+    print("rounded-…: native code's with inputs rounded to 8 bits, and as a multiple of its own with bfloat16 inputs")
     return max(map(run_limited, names), default=0)
 
 
@@ -83,7 +90,7 @@ def measure(options: argparse.Namespace, threads: int) -> None:
                 dtype = torch.float32 if kind == "float32" else torch.bfloat16
                 x = torch.randn(rows, inputs).to(dtype)
                 pairs = alternate(partial(native_form, x), partial(torch_form, x), max(options.rounds or 9, 2))
-                show(f"{kind:<9}{inputs:>5} to {outputs:<6}{rows:>5} rows", 2e-9 * rows * inputs * outputs, pairs)
+                show(f"{kind:<13}{inputs:>5} to {outputs:<6}{rows:>5} rows", 2e-9 * rows * inputs * outputs, pairs)
 
 
 def install(target: str, threads: int) -> None:
@@ -102,11 +109,17 @@ def forms(kind: str, inputs: int, outputs: int) -> tuple[Form, Form]:
     """Return the products of x with random weights of this kind, native code's and torch's.
 
     Integers are compared with torch's bfloat16: of the weights that were quantized, or of those in a GGUF block format.
-    Compressed weights are compared with native code's bfloat16.
+    Compressed weights are compared with native code's bfloat16, and rounded inputs with native code's of bfloat16.
     """
     count = min(max(2, WEIGHT_BYTES // (inputs * outputs * 2)), 24)
+    if kind.startswith(ROUNDED):
+        weights_kind = kind.removeprefix(ROUNDED)
+        form = BLOCKS[weights_kind].form if weights_kind in BLOCKS else INTEGERS[int(weights_kind[3:])]
+        groups = random_weights(form, inputs, outputs, count)
+        return by_integers(groups, int8_activations.linear), by_integers(groups)
     if kind in BLOCK_FORMATS:
-        return forms_of_blocks(BLOCKS[kind].form, inputs, outputs, count)
+        groups = random_weights(BLOCKS[kind].form, inputs, outputs, count)
+        return by_integers(groups), by_torch([each.numbers().bfloat16() for each in groups])
     weights = [(torch.randn(outputs, inputs) / inputs**0.5).bfloat16() for _ in range(count)]
     if kind == "float32":
         weights = [weight.float() for weight in weights]
@@ -114,25 +127,22 @@ def forms(kind: str, inputs: int, outputs: int) -> tuple[Form, Form]:
         return forms_compressed(weights, (outputs, inputs))
     if kind.startswith("int"):
         bits = int(kind[3:])
-        groups = [reference.grouped(*reference.quantize(weight.float(), bits), bits) for weight in weights]
-        return by_integers(groups), by_torch(weights)
+        quantized = [reference.grouped(*reference.quantize(weight.float(), bits), bits) for weight in weights]
+        return by_integers(quantized), by_torch(weights)
     ours = [partial(native.linear, weight=native.packed(each), outputs=outputs, bias=None) for each in weights]
     return in_turn(ours), by_torch(weights)
 
 
-def forms_of_blocks(form: WeightForm, inputs: int, outputs: int, count: int) -> tuple[Form, Form]:
-    """Return the products with random codes, scales and minima, and with the numbers that they stand for."""
+def random_weights(form: WeightForm, inputs: int, outputs: int, count: int) -> list[Groups]:
+    """Return weights with random codes, scales and minima."""
     generator = torch.Generator().manual_seed(0)
-    groups = [integers.random_groups(form, outputs, inputs, generator) for _ in range(count)]
-    return by_integers(groups), by_torch([each.numbers().bfloat16() for each in groups])
+    return [integers.random_groups(form, outputs, inputs, generator) for _ in range(count)]
 
 
-def by_integers(weights: Sequence[Groups]) -> Form:
-    """Return native code's products with the weights in turn."""
+def by_integers(weights: Sequence[Groups], compute: Callable[..., Tensor] = integers.linear) -> Form:
+    """Return native code's products with the weights in turn. compute: of this or another module with its arguments."""
     packed = [(integers.packed(each), each) for each in weights]
-    return in_turn(
-        [partial(integers.linear, data=data, form=of.form, outputs=of.outputs, bias=None) for data, of in packed]
-    )
+    return in_turn([partial(compute, data=data, form=of.form, outputs=of.outputs, bias=None) for data, of in packed])
 
 
 def by_torch(weights: Sequence[Tensor]) -> Form:

@@ -9,14 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from baton.actors.runtime.sizing import weight_bytes
+from baton.kernels.linear import int8_activations
 from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp.bandwidth import read_bandwidth
 from baton.kernels.runtime.cpp.prepare import prepare
 from baton.models.batch import Batch, Model, Prefill, allocate
-from baton.models.layers.linear import pack, project
+from baton.models.layers.linear import pack, project, round_inputs
 from baton.models.loading.checkpoint import load_model, random_model
 from baton.models.text.tokenizer import load_text
 from scripts.benchmarks.common.bare import Bare
@@ -68,7 +69,8 @@ def measure(config: dict[str, Any], threads: int, rounds: int, steps: int, token
     def random_weights(dtype: torch.dtype, bits: int | None) -> Model:
         return random_model(config, dtype, CPU, seed=0, bits=bits)
 
-    drawn = [random.Random(0).randrange(config["vocab_size"]) for _ in range(tokens)]
+    rng = random.Random(0)
+    drawn = [rng.randrange(config["vocab_size"]) for _ in range(tokens)]
     show_errors("the bundled model, on chats", bundled, some_chats(tokens))
     show_errors("random weights, on random tokens", random_weights, drawn)
     show_projection(rounds * 4)
@@ -117,18 +119,27 @@ def some_chats(tokens: int) -> list[int]:
 def show_errors(what: str, load: Load, ids: list[int]) -> None:
     """Print, for each type of weights, the KL divergence from float32 weights, in nats, and the share `same first`.
 
+    A line names the types of weights and activations. "to int8": the inputs of integers are rounded to 8 bits.
     `same first` is the share of positions at which float32 weights have the same likeliest token.
     """
     print(f"{what}: KL to float32 over {len(ids)} tokens")
-    print(f"{'':<18}{'mean':>10}{'p99':>10}{'largest':>10}{'same first':>12}")
+    print(f"{'':<24}{'mean':>10}{'p99':>10}{'largest':>10}{'same first':>12}")
     exact = load(torch.float32, None)
     for name, bits in BITS.items():
         for dtype in (torch.bfloat16,) if bits is None else (torch.bfloat16, torch.float32):
-            divergences, same = compare(exact, load(dtype, bits), ids)
-            mean, p99, most = divergences.mean(), divergences.quantile(0.99), divergences.max()
+            model = load(dtype, bits)
             label = name if bits is None else f"{name}, {str(dtype).removeprefix('torch.')}"
-            print(f"{label:<18}{mean:>10.2e}{p99:>10.2e}{most:>10.2e}{same:>12.2%}", flush=True)
+            show_error(label, exact, model, ids)
+            if bits is not None and int8_activations.pays():
+                assert isinstance(model, nn.Module) and round_inputs(model)
+                show_error(f"{label} to int8", exact, model, ids)
     print()
+
+
+def show_error(label: str, exact: Model, model: Model, ids: list[int]) -> None:
+    divergences, same = compare(exact, model, ids)
+    mean, p99, most = divergences.mean(), divergences.quantile(0.99), divergences.max()
+    print(f"{label:<24}{mean:>10.2e}{p99:>10.2e}{most:>10.2e}{same:>12.2%}", flush=True)
 
 
 @torch.inference_mode()
