@@ -172,12 +172,15 @@ void linear(const CompressedMatrix &m, bfloat16 *y, int64_t y_stride) {
     const int64_t grain = 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
     parallel_for_with<TileRegisters>(m.blocks(), grain, [&](TileRegisters &registers, int64_t begin, int64_t end) {
         float sums[ROWS_AT_ONCE * OUT];
-        for (int64_t block = begin; block < end; block++)
-            for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
-                const CompressedMatrix part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
+        // Rows stay in the second cache while all blocks are multiplied with them.
+        for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
+            const CompressedMatrix part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
+            for (int64_t block = begin; block < end; block++) {
+                prefetch_results(part.rows, block, y + row * y_stride, y_stride);
                 block_sums(part, block, sums, registers);
                 finish(sums, m.bias, part.rows, block, m.outputs, y + row * y_stride, y_stride);
             }
+        }
     });
 }
 

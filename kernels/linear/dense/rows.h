@@ -263,6 +263,14 @@ void finish(const float *sums, const T *bias, int64_t rows, int64_t block, int64
         }
 }
 
+// Prefetch the lines that `finish` will write: stores to a long result would wait for memory.
+template <class T>
+__attribute__((always_inline)) inline void prefetch_results(int64_t rows, int64_t block, const T *y, int64_t stride) {
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < OUT; i += LINE / static_cast<int64_t>(sizeof(T)))
+            __builtin_prefetch(y + row * stride + block * OUT + i, 1, SECOND_CACHE);
+}
+
 // Call f(RowSums<rows>()), where rows is between LEAST and ROWS.
 template <int LEAST = 1, int ROWS = MAX_ROWS, class F>
 void with_rows(int64_t rows, F f) {

@@ -156,6 +156,7 @@ void linear(const QuantizedMatrix<BITS, T> &m, T *y, int64_t y_stride) {
             for (int64_t row = 0; row < part.rows; row += ROWS_AT_ONCE) {
                 const int64_t count = std::min(ROWS_AT_ONCE, part.rows - row);
                 for (int64_t block = begin; block < end; block++) {
+                    prefetch_results(count, block, y + (done + row) * y_stride, y_stride);
                     Product<BITS>::multiply(weights, rounded.from(row), count, block, sums);
                     finish(sums, m.bias, count, block, m.outputs, y + (done + row) * y_stride, y_stride);
                 }
