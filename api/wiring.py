@@ -49,11 +49,10 @@ from baton.kernels.runtime.cpp import use_threads
 from baton.kernels.runtime.triton import use_tf32
 from baton.models.batch import Model, predictor_of
 from baton.models.config import ModelConfig, ModelError
-from baton.models.layers.linear import round_inputs
 from baton.models.loading.checkpoint import find_family, load_model, may_keep_integers, saved_by_file
 from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.fingerprint import fingerprint
-from baton.models.loading.integers import QUANTIZED, bytes_saved, has_integers
+from baton.models.loading.integers import QUANTIZED, bytes_saved, has_integers, round_inputs
 from baton.models.loading.pooling import read_recipe
 from baton.models.loading.source import check_source, read_source_config
 from baton.models.recorded import recording
@@ -203,7 +202,7 @@ def read_model(
         if arena:
             arena.cancel()
         raise
-    if config.activation_dtype == "int8" and not (isinstance(model, nn.Module) and round_inputs(model)):
+    if config.activation_dtype == "int8" and not round_inputs(model):
         raise ValueError(NO_INTEGERS)
     return model, headless
 

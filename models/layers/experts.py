@@ -1,5 +1,7 @@
 """Mixtures of experts: routers, and the experts among which they choose."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -43,6 +45,11 @@ class Experts(nn.Module):
         """Set input_linear or output_linear."""
         self.packed[name] = packed
         setattr(self, name, nn.Parameter(packed.data, requires_grad=False))
+
+    def round_inputs(self) -> None:
+        """Let quantized weights round their inputs to integers of 8 bits."""
+        for name, packed in self.packed.items():
+            self.packed[name] = replace(packed, rounds_inputs=packed.form is not None)
 
 
 class SoftmaxRouter(nn.Module):

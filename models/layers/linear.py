@@ -182,14 +182,6 @@ def pack(weight: Tensor, bits: int | None = None) -> Packed | None:
     return compressed.compress(weight) or dense.pack(weight)
 
 
-def round_inputs(model: nn.Module) -> bool:
-    """Let all quantized projections round their inputs to integers of 8 bits. Return whether there are any."""
-    layers = [each for each in model.modules() if isinstance(each, Linear | Embedding) and each.integers is not None]
-    for layer in layers:
-        layer.round_inputs()
-    return bool(layers)
-
-
 def rounding_inputs(weight: W) -> W:
     """Return the weight such that it rounds its inputs if it is quantized, else the same weight."""
     return replace(weight, rounds_inputs=True) if isinstance(weight, QuantizedWeight) else weight

@@ -52,12 +52,24 @@ def integer_bytes(outputs: int, inputs: int, bits: int) -> int:
     return quantize(torch.empty(outputs, inputs, device="meta"), bits).data.nbytes
 
 
-def has_integers(model: Model) -> bool:
+def has_integers(model: Model | nn.Module) -> bool:
     """Return whether a model has weights of integers."""
-    layers = model.modules() if isinstance(model, nn.Module) else ()
-    return any(
-        any(packed.form for packed in layer.packed.values())
-        if isinstance(layer, Experts)
-        else isinstance(layer, Linear | Embedding) and layer.integers is not None
-        for layer in layers
-    )
+    return next(layers_of_integers(model), None) is not None
+
+
+def round_inputs(model: Model | nn.Module) -> bool:
+    """Let all weights of integers round their inputs to integers of 8 bits. Return whether there are any."""
+    layers = list(layers_of_integers(model))
+    for layer in layers:
+        layer.round_inputs()
+    return bool(layers)
+
+
+def layers_of_integers(model: Model | nn.Module) -> Iterator[Linear | Embedding | Experts]:
+    """Yield the layers that have weights of integers."""
+    for layer in model.modules() if isinstance(model, nn.Module) else ():
+        if isinstance(layer, Experts):
+            if any(packed.form for packed in layer.packed.values()):
+                yield layer
+        elif isinstance(layer, Linear | Embedding) and layer.integers is not None:
+            yield layer

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "linear/quantized/groups.h"
+#include "product.h"
 #include "quads.h"
 #include "rows.h"
 #include "runtime/cpp/parallel.h"
@@ -14,59 +15,65 @@
 namespace baton {
 namespace {
 
-constexpr int ROUNDED = 4;  // Number of the scratch buffer.
 // Maximum rows of a tile: the sums of a group and those of all groups before it are in registers.
 constexpr int MOST = VECTORS == 2 ? 6 : 1;
 
 // The product of rounded rows with one block of outputs.
 template <int BITS>
 struct Product {
-    using Matrix = QuantizedMatrix<BITS, float>;  // of which only the weights are used
-    using Groups = GroupIterator<BITS, float>;
+    using Matrix = RoundedMatrix<BITS>;
     using Order = Quads<BITS>;
 
-    static void multiply(const Matrix &m, const RoundedRows &x, int64_t rows, int64_t block, float *sums) {
-        const int64_t tiles = (rows + MOST - 1) / MOST;
-        std::fill(sums, sums + rows * OUT, 0.0f);
+    static void multiply(const Matrix &m, int64_t block, float *sums) {
+        const int64_t tiles = (m.rows + MOST - 1) / MOST;
+        std::fill(sums, sums + m.rows * OUT, 0.0f);
         if (tiles == 1)
-            with_rows<1, MOST>(rows, [&](auto tile) { multiply_one(m, x, block, tile, sums); });
+            with_rows<1, MOST>(m.rows, [&](auto tile) { multiply_one(m, block, tile, sums); });
         else
-            multiply_many(m, x, rows, tiles, block, sums);
+            multiply_many(m, tiles, block, sums);
     }
 
-    // Add the products of a group to the sums of a tile. x: the tile's rows. quads(step) returns bytes.
+    // Add the products of a group to the sums of a tile. x: the tile's first row. quads(step) returns bytes.
     template <int ROWS, class F>
-    __attribute__((always_inline)) static void add_group(RowSums<ROWS> &tile, const Form &form, const RoundedRows &x,
+    __attribute__((always_inline)) static void add_group(RowSums<ROWS> &tile, const Matrix &m, const uint8_t *x,
                                                          int64_t group, const Scales &scales, F quads) {
         integers held[ROWS][VECTORS];
+        const int64_t stride = m.x_stride;
+        const auto number = [=](const auto *first, int row) __attribute__((always_inline)) {
+            std::remove_const_t<std::remove_reference_t<decltype(*first)>> found;
+            std::memcpy(&found, reinterpret_cast<const uint8_t *>(first) + row * stride, sizeof found);
+            return found;
+        };
+        const int32_t *const start = m.layout.starts_of(x) + group;
 #pragma GCC unroll 8
         for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
-            for (int v = 0; v < VECTORS; v++) held[row][v] = integers{} + x.starts[row * x.group_count + group];
-        const int8_t *codes = x.codes + group * form.group;
-        for (int step = 0; step < form.group / QUAD; step++, codes += QUAD) {
+            for (int v = 0; v < VECTORS; v++) held[row][v] = integers{} + number(start, row);
+        const uint8_t *codes = x + group * m.form.group;
+        for (int step = 0; step < m.form.group / QUAD; step++, codes += QUAD) {
             const Bytes bytes = quads(step);
 #pragma GCC unroll 8
             for (int row = 0; row < ROWS; row++) {
                 int32_t inputs;
-                std::memcpy(&inputs, codes + row * x.width, sizeof inputs);
+                std::memcpy(&inputs, codes + row * stride, sizeof inputs);
 #pragma GCC unroll 8
                 for (int v = 0; v < VECTORS; v++) held[row][v] = add_products<BITS>(held[row][v], bytes.of[v], inputs);
             }
         }
-        const float *const scale = x.scales + (form.group < LEAST_ROUNDED ? group / 2 : group);
+        const float *const scale = m.layout.scales_of(x) + (m.form.group < LEAST_ROUNDED ? group / 2 : group);
         tile.each([&](floats &sum, int row, int column) {
             const int v = column / LANES;
-            const floats factor = scales.scale[v] * scale[row * x.scale_count];
+            const floats factor = scales.scale[v] * number(scale, row);
             sum = multiply_add(sum, __builtin_convertvector(held[row][v], floats), factor);
         });
-        if (!form.minimum) return;
+        if (!m.form.minimum) return;
+        const float *const less = m.layout.sums_of(x) + group;
         tile.each([&](floats &sum, int row, int column) {
-            sum = multiply_add(sum, scales.minimum[column / LANES], splat(x.sums[row * x.group_count + group]));
+            sum = multiply_add(sum, scales.minimum[column / LANES], splat(number(less, row)));
         });
     }
 
-    static Scales scales_of(const Groups &group) {
+    static Scales scales_of(const GroupIterator &group) {
         Scales scales(group);
         Order::reorder(scales.scale);
         if (group.form.minimum) Order::reorder(scales.minimum);
@@ -80,10 +87,10 @@ struct Product {
     }
 
     template <int ROWS>
-    static void multiply_one(const Matrix &m, const RoundedRows &x, int64_t block, RowSums<ROWS> tile, float *sums) {
-        for (Groups group(m, block); group.left(); group.next()) {
+    static void multiply_one(const Matrix &m, int64_t block, RowSums<ROWS> tile, float *sums) {
+        for (GroupIterator group(m, block); group.left(); group.next()) {
             const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
-            add_group(tile, m.form, x, group.index, scales_of(group),
+            add_group(tile, m, m.x, group.index, scales_of(group),
                       [&](int step) __attribute__((always_inline)) {
                           codes.prefetch(step, m.form.ahead);
                           return Order::unpack(codes, step);
@@ -92,27 +99,26 @@ struct Product {
         store(tile, sums);
     }
 
-    static void multiply_many(const Matrix &m, const RoundedRows &x, int64_t rows, int64_t tiles, int64_t block,
-                              float *sums) {
+    static void multiply_many(const Matrix &m, int64_t tiles, int64_t block, float *sums) {
         constexpr int LEAST = (MOST + 1) / 2;
         const int64_t size = m.form.group;
         alignas(LINE) uint8_t bytes[STRETCH * OUT];
         Scales scales[STRETCH / LEAST_GROUP];
-        for (Groups group(m, block); group.left();) {
+        for (GroupIterator group(m, block); group.left();) {
             const int64_t first = group.index, count = std::min(STRETCH / size, m.form.groups - first);
             const auto add = [&](int64_t t, auto quads) __attribute__((always_inline)) {
-                const int64_t row = rows * t / tiles;
-                with_rows<LEAST, MOST>(rows * (t + 1) / tiles - row, [&](auto tile) {
+                const int64_t row = m.rows * t / tiles;
+                with_rows<LEAST, MOST>(m.rows * (t + 1) / tiles - row, [&](auto tile) {
                     float *const kept = sums + row * OUT;
                     tile.each([=](floats &sum, int r, int column) { sum = load(kept + r * OUT + column); });
-                    for (int g = 0; g < count; g++) quads(g, tile, x.from(row));
+                    for (int g = 0; g < count; g++) quads(g, tile, m.x + row * m.x_stride);
                     tile.each([=](floats sum, int r, int column) { put(kept + r * OUT + column, sum); });
                 });
             };
-            add(0, [&](int g, auto &tile, const RoundedRows &own) __attribute__((always_inline)) {
+            add(0, [&](int g, auto &tile, const uint8_t *own) __attribute__((always_inline)) {
                 const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
                 scales[g] = scales_of(group);
-                add_group(tile, m.form, own, first + g, scales[g],
+                add_group(tile, m, own, first + g, scales[g],
                           [&](int step) __attribute__((always_inline)) {
                               codes.prefetch(step, m.form.ahead);
                               const Bytes unpacked = Order::unpack(codes, step);
@@ -122,14 +128,14 @@ struct Product {
                 group.next();
             });
             for (int64_t t = 1; t < tiles; t++)
-                add(t, [&](int g, auto &tile, const RoundedRows &own) __attribute__((always_inline)) {
-                    add_group(tile, m.form, own, first + g, scales[g],
+                add(t, [&](int g, auto &tile, const uint8_t *own) __attribute__((always_inline)) {
+                    add_group(tile, m, own, first + g, scales[g],
                               [&](int step) __attribute__((always_inline)) {
                                   return Bytes(bytes + (g * size + step * QUAD) * OUT);
                               });
                 });
         }
-        for (int64_t row = 0; row < rows; row++) {
+        for (int64_t row = 0; row < m.rows; row++) {
             RowSums<1> one;
             one.each([=](floats &sum, int, int column) { sum = load(sums + row * OUT + column); });
             store(one, sums + row * OUT);
@@ -137,28 +143,49 @@ struct Product {
     }
 };
 
+}  // namespace
+
+template <class T>
+void round_rows(const T *x, int64_t stride, int64_t rows, int64_t inputs, const Form &form, uint8_t *to) {
+    const int64_t bytes = RoundedRow(form, inputs).bytes();
+    const int zero = zero_of(form.bits, form.minimum);
+    parallel_for(rows, 16384 / inputs + 1, [=, &form](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) round_row(x + row * stride, inputs, form, zero, to + row * bytes);
+    });
+}
+
+template void round_rows(const float *, int64_t, int64_t, int64_t, const Form &, uint8_t *);
+template void round_rows(const bfloat16 *, int64_t, int64_t, int64_t, const Form &, uint8_t *);
+
+template <int BITS>
+void block_sums(const RoundedMatrix<BITS> &m, int64_t block, float *sums, TileRegisters &, const void *) {
+    Product<BITS>::multiply(m, block, sums);
+}
+
+template void block_sums(const RoundedMatrix<4> &, int64_t, float *, TileRegisters &, const void *);
+template void block_sums(const RoundedMatrix<5> &, int64_t, float *, TileRegisters &, const void *);
+template void block_sums(const RoundedMatrix<6> &, int64_t, float *, TileRegisters &, const void *);
+template void block_sums(const RoundedMatrix<8> &, int64_t, float *, TileRegisters &, const void *);
+
+namespace {
+
 template <int BITS, class T>
 void linear(const QuantizedMatrix<BITS, T> &m, T *y, int64_t y_stride) {
     constexpr int64_t MOST_ROUNDED = 4 * ROWS_AT_ONCE;
-    const int64_t blocks = (m.outputs + OUT - 1) / OUT, grain = 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
-    for (int64_t done = 0; done < m.rows; done += MOST_ROUNDED) {
-        const auto part = m.from_row(done, std::min(MOST_ROUNDED, m.rows - done));
-        const RoundedRows rounded =
-            RoundedRows::in([](int64_t count) { return scratch(ROUNDED, count); }, m.form, part.rows, m.inputs);
-        parallel_for(part.rows, 16384 / m.inputs + 1, [&](int64_t begin, int64_t end) {
-            round_rows(part.x, part.x_stride, m.inputs, m.form, zero_of(BITS, m.form.minimum),
-                       Quads<BITS>::MIDDLE_SWAPPED, begin, end, rounded);
-        });
-        const QuantizedMatrix<BITS, float> weights{m.data, m.form, nullptr, nullptr, 0, 0, m.inputs, m.outputs, nullptr};
-        parallel_for(blocks, grain, [&](int64_t begin, int64_t end) {
+    const int64_t grain = 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
+    for (int64_t row = 0; row < m.rows; row += MOST_ROUNDED) {
+        const int64_t rows = std::min(MOST_ROUNDED, m.rows - row);
+        const auto all = with_rounded<BITS>(m.data, m.form, m.x + row * m.x_stride, m.x_stride, rows, m.inputs, m.outputs);
+        T *const results = y + row * y_stride;
+        parallel_for(m.blocks(), grain, [&](int64_t begin, int64_t end) {
             float sums[ROWS_AT_ONCE * OUT];
             // Rows are in the cache while a part's blocks are multiplied with them.
-            for (int64_t row = 0; row < part.rows; row += ROWS_AT_ONCE) {
-                const int64_t count = std::min(ROWS_AT_ONCE, part.rows - row);
+            for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
+                const auto part = all.from_row(first, std::min(ROWS_AT_ONCE, rows - first));
                 for (int64_t block = begin; block < end; block++) {
-                    prefetch_results(count, block, y + (done + row) * y_stride, y_stride);
-                    Product<BITS>::multiply(weights, rounded.from(row), count, block, sums);
-                    finish(sums, m.bias, count, block, m.outputs, y + (done + row) * y_stride, y_stride);
+                    prefetch_results(part.rows, block, results + first * y_stride, y_stride);
+                    Product<BITS>::multiply(part, block, sums);
+                    finish(sums, m.bias, part.rows, block, m.outputs, results + first * y_stride, y_stride);
                 }
             }
         });

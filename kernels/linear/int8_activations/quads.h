@@ -83,8 +83,6 @@ inline floats taken(floats first, floats second, const Places &places) {
 // Codes of fewer than 8 bits: a word has inputs 0, 2, 1 and 3 of a unit, in this order, as they are packed.
 template <int BITS>
 struct Quads {
-    static constexpr bool MIDDLE_SWAPPED = true;
-
     // Extract the bytes of a block's outputs for the inputs of one unit.
     __attribute__((always_inline)) static Bytes unpack(const Codes<BITS> &codes, int unit) {
         constexpr int UPPER = BITS - 4, HALF = OUT / 2;
@@ -114,8 +112,6 @@ struct Quads {
 // ones, in each pair of vectors.
 template <>
 struct Quads<8> {
-    static constexpr bool MIDDLE_SWAPPED = false;
-
     __attribute__((always_inline)) static Bytes unpack(const Codes<8> &codes, int quad) {
         constexpr uint32_t INCREASED = INCREASE * 0x01010101u;
         Bytes bytes;

@@ -6,41 +6,11 @@
 #include <cstring>
 
 #include "linear/quantized/groups.h"
-#include "linear/quantized/product.h"
+#include "product.h"
 #include "runtime/cpp/numbers.h"
 
 namespace baton {
 namespace {
-
-constexpr int LEAST_ROUNDED = 32;  // Inputs that share a scale, at least.
-
-// How many inputs share a scale, of inputs for weights of a form.
-inline int rounded_group(const Form &form) { return std::max(form.group, LEAST_ROUNDED); }
-
-// Rows as kernels/linear/int8_activations/reference.py rounds them.
-struct RoundedRows {
-    int8_t *codes;  // [rows, width]
-    float *scales;  // [rows, groups of the rounded inputs]
-    int32_t *starts;  // [rows, groups of the weights]: what a sum of products begins with, because weights are increased
-    float *sums;  // [rows, groups of the weights]: the negated sum of the rounded inputs
-    int64_t width, scale_count, group_count;
-
-    RoundedRows from(int64_t row) const {
-        return {codes + row * width, scales + row * scale_count, starts + row * group_count, sums + row * group_count,
-                width, scale_count, group_count};
-    }
-
-    // Return rows in memory of `floats(count)`.
-    template <class F>
-    static RoundedRows in(F memory, const Form &form, int64_t rows, int64_t inputs) {
-        const int64_t size = rounded_group(form), scales = (inputs + size - 1) / size, width = scales * size;
-        const int64_t groups = width / form.group;
-        float *const at = memory(rows * (width / 4 + scales + 2 * groups));
-        float *const scale = at + rows * width / 4, *const sum = scale + rows * scales;
-        return {reinterpret_cast<int8_t *>(at), scale, reinterpret_cast<int32_t *>(sum + rows * groups), sum,
-                width, scales, groups};
-    }
-};
 
 // Return the largest magnitude of some vectors; NaN if one of the numbers is NaN.
 template <int COUNT>
@@ -86,24 +56,23 @@ inline void swap_middle(int8_t *codes, int count) {
     }
 }
 
-// Round rows [begin, end) of x [rows, inputs] for weights of a form whose codes are increased by `zero`.
+// Round one row of inputs for weights of a form whose codes are increased by `zero`.
 template <class T>
-void round_rows(const T *x, int64_t stride, int64_t inputs, const Form &form, int zero, bool middle_swapped,
-                int64_t begin, int64_t end, const RoundedRows &to) {
-    const int size = rounded_group(form), groups = size / form.group;
-    for (int64_t row = begin; row < end; row++) {
-        const RoundedRows at = to.from(row);
-        for (int64_t g = 0; g < at.scale_count; g++) {
-            int8_t *const codes = at.codes + g * size;
-            at.scales[g] = round_group(x + row * stride + g * size, inputs - g * size, size, codes);
-            for (int each = 0; each < groups; each++) {
-                int32_t sum = 0;
-                for (int i = 0; i < form.group; i++) sum += codes[each * form.group + i];
-                at.starts[g * groups + each] = -zero * sum;
-                at.sums[g * groups + each] = -at.scales[g] * static_cast<float>(sum);
-            }
-            if (middle_swapped) swap_middle(codes, size);
+void round_row(const T *x, int64_t inputs, const Form &form, int zero, uint8_t *row) {
+    const RoundedRow layout(form, inputs);
+    const int size = RoundedRow::group_of(form), groups = size / form.group;
+    auto *const scales = const_cast<float *>(layout.scales_of(row)), *const sums = const_cast<float *>(layout.sums_of(row));
+    auto *const starts = const_cast<int32_t *>(layout.starts_of(row));
+    for (int64_t g = 0; g < layout.scales; g++) {
+        int8_t *const codes = reinterpret_cast<int8_t *>(row) + g * size;
+        scales[g] = round_group(x + g * size, inputs - g * size, size, codes);
+        for (int each = 0; each < groups; each++) {
+            int32_t sum = 0;
+            for (int i = 0; i < form.group; i++) sum += codes[each * form.group + i];
+            starts[g * groups + each] = -zero * sum;
+            sums[g * groups + each] = -scales[g] * static_cast<float>(sum);
         }
+        if (form.bits != 8) swap_middle(codes, size);
     }
 }
 

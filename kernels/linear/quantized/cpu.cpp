@@ -62,7 +62,7 @@ void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums
     const int64_t tiles = (m.rows + MOST - 1) / MOST, size = m.form.group;
     alignas(LINE) T weights[STRETCH * OUT];
     Scales scales[STRETCH / LEAST_GROUP];
-    for (GroupIterator<BITS, T> group(m, block); group.left();) {
+    for (GroupIterator group(m, block); group.left();) {
         const int64_t first = group.index, count = std::min(STRETCH / size, m.form.groups - first);
         const auto add = [&](int64_t t, auto before) {
             const int64_t row = m.rows * t / tiles;
@@ -123,7 +123,7 @@ void sums_in_tiles(const QuantizedMatrix<BITS, bfloat16> &m, int64_t block, floa
     const RowTiles rows(m.rows);
     registers.set_height(rows.height);
     alignas(LINE) bfloat16 weights[2][MOST_GROUP * OUT];
-    for (GroupIterator<BITS, bfloat16> group(m, block); group.left(); group.next()) {
+    for (GroupIterator group(m, block); group.left(); group.next()) {
         bfloat16 *const numbers = weights[group.index % 2];
         const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
         for (int unit = 0; unit < m.form.group / UNIT; unit++) {
@@ -235,7 +235,7 @@ void look_up(const QuantizedMatrix<BITS, T> &m, const int64_t *tokens, T *y) {
         for (int64_t row = begin; row < end; row++) {
             const int output = static_cast<int>(tokens[row] % OUT);
             T *to = y + row * m.inputs;
-            for (GroupIterator<BITS, T> group(m, tokens[row] / OUT); group.left(); group.next()) {
+            for (GroupIterator group(m, tokens[row] / OUT); group.left(); group.next()) {
                 const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
                 const Scales scales(group);
                 const float scale = scales.scale[output / LANES][output % LANES];

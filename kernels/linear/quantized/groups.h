@@ -46,7 +46,6 @@ inline floats multiply_add(floats sum, floats left, floats right) {
 }
 
 // The groups of one block of a matrix, in order.
-template <int BITS, class T>
 struct GroupIterator {
     const Form form;
     int64_t index = 0;
@@ -54,7 +53,10 @@ struct GroupIterator {
     const uint8_t *codes, *factors;  // The factors of minima are form.span · OUT bytes after the factors.
     floats shared[VECTORS], shared_minima[VECTORS];
 
-    GroupIterator(const QuantizedMatrix<BITS, T> &m, int64_t block) : form(m.form) { enter(m.block(block)); }
+    template <class M>
+    GroupIterator(const M &m, int64_t block) : form(m.form) {
+        enter(m.block(block));
+    }
 
     bool left() const { return index < form.groups; }
 

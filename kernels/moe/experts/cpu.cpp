@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "linear/dense/product.h"
+#include "linear/int8_activations/product.h"
 #include "linear/quantized/product.h"
 #include "runtime/cpp/numbers.h"
 #include "runtime/cpp/parallel.h"
@@ -56,6 +57,8 @@ struct SortedPairs {
         order = sorted;
         tiles = cut;
     }
+
+    int64_t pairs() const { return count ? tiles[count - 1].first + tiles[count - 1].rows : 0; }
 };
 
 // Return the minimum iterations per part of a parallel loop, if an iteration multiplies `weights` weights: see grain()
@@ -89,24 +92,23 @@ void activate(const float *gate, const float *up, int64_t rows, int64_t block, i
         }
 }
 
-// Compute hidden [pairs in sorted order, m.outputs]. m: the first expert's first matrix. If gated, each expert has two
-// matrices.
-template <class M, class T = typename M::Input>
-void project_in(const M &m, bool gated, const T *x, int64_t stride, const Choice &c, const SortedPairs &sorted,
-                T *hidden) {
+// Compute hidden [pairs in sorted order, m.outputs]. m: the first expert's first matrix, with the rows of x. If gated,
+// each expert has two matrices.
+template <class M, class T>
+void project_in(const M &m, bool gated, const Choice &c, const SortedPairs &sorted, T *hidden) {
     const int64_t blocks = m.blocks();
     const auto matrix = [&](const Tile &tile) { return m.number(gated ? 2 * tile.expert : tile.expert); };
     const int64_t weights = BLOCK_OUT * m.inputs * (gated ? 2 : 1);
     parallel_for_with<TileRegisters>(
         sorted.count * blocks, grain(weights, c, sorted), [&](TileRegisters &registers, int64_t begin, int64_t end) {
             float gate[ROWS_AT_ONCE * BLOCK_OUT], up[ROWS_AT_ONCE * BLOCK_OUT];
-            const T *rows = nullptr;
+            const typename M::Input *rows = nullptr;
             const float *sums = nullptr;
             for (int64_t task = begin; task < end; task++) {
                 const Tile &tile = sorted.tiles[task / blocks];
                 const int64_t block = task % blocks;
                 if (task == begin || block == 0) {
-                    rows = gathered(x, stride, m.inputs, tile, sorted.order, c.top_k);
+                    rows = gathered(m.x, m.x_stride, m.inputs, tile, sorted.order, c.top_k);
                     sums = input_sums(m.with(rows, m.inputs, tile.rows, nullptr));
                 }
                 const M first = matrix(tile), last = gated ? m.number(2 * tile.expert + 1) : first;
@@ -123,9 +125,9 @@ void project_in(const M &m, bool gated, const T *x, int64_t stride, const Choice
 // while the inputs are in the cache, but so few that their sums stay in the cache, too.
 int64_t blocks_at_once(const Choice &c) { return std::clamp<int64_t>(2048 / std::max<int64_t>(c.rows, 1), 1, 8); }
 
-// Compute y [rows, m.outputs], the weighted sums over each token's pairs.
-template <class M, class T = typename M::Input>
-void project_out(const M &m, const T *hidden, const Choice &c, const SortedPairs &sorted, T *y) {
+// Compute y [rows, m.outputs], the weighted sums over each token's pairs. m: the first expert's matrix, with hidden.
+template <class M, class T>
+void project_out(const M &m, const Choice &c, const SortedPairs &sorted, T *y) {
     const int64_t most = blocks_at_once(c), size = c.rows * BLOCK_OUT;
     const int64_t together = std::min(most, m.blocks() / (2 * pool.threads()));  // Fewer if threads would idle.
     const int64_t weights = BLOCK_OUT * m.inputs * sorted.count;
@@ -139,7 +141,7 @@ void project_out(const M &m, const T *hidden, const Choice &c, const SortedPairs
                 std::fill(totals, totals + blocks * size, 0.0f);
                 for (int64_t t = 0; t < sorted.count; t++) {
                     const Tile &tile = sorted.tiles[t];
-                    const T *const rows = hidden + tile.first * m.inputs;
+                    const auto *const rows = m.x + tile.first * m.inputs;
                     const float *const of_inputs = input_sums(m.with(rows, m.inputs, tile.rows, nullptr));
                     const M of_tile = m.number(tile.expert).with(rows, m.inputs, tile.rows, of_inputs);
                     const M coming = m.number(sorted.tiles[std::min(t + 1, sorted.count - 1)].expert);
@@ -165,15 +167,20 @@ void project_out(const M &m, const T *hidden, const Choice &c, const SortedPairs
         });
 }
 
-// Call f(matrix) for a weight without rows [outputs, inputs], or for the first of several. form: 0 if it is packed as
-// for baton_linear, else as for baton_quantized_linear.
+constexpr int ROUNDS = 64;  // Added to a form whose inputs are rounded to 8 bits.
+
+// Call f(matrix) for a weight [outputs, inputs], or for the first of several, with rows in the type that is multiplied.
+// form: 0 if the weight is packed as for baton_linear, else as for baton_quantized_linear, or with ROUNDS.
 template <class T, class F>
-void with_matrix(int form, const void *weight, int64_t outputs, int64_t inputs, F f) {
-    if (form == 0) return f(PackedMatrix<T>{nullptr, static_cast<const T *>(weight), nullptr, 0, 0, inputs, outputs});
+void with_matrix(int form, const void *weight, int64_t outputs, int64_t inputs, const T *x, int64_t stride,
+                 int64_t rows, F f) {
+    if (form == 0)
+        return f(PackedMatrix<T>{x, static_cast<const T *>(weight), nullptr, stride, rows, inputs, outputs});
     const Form given(form, inputs);
     with_bits(given.bits, [=](auto bits) {
         const auto *const data = static_cast<const uint8_t *>(weight);
-        f(QuantizedMatrix<bits, T>{data, given, nullptr, nullptr, 0, 0, inputs, outputs, nullptr});
+        if (form & ROUNDS) return f(with_rounded<bits>(data, given, x, stride, rows, inputs, outputs));
+        f(QuantizedMatrix<bits, T>{data, given, x, nullptr, stride, rows, inputs, outputs, nullptr});
     });
 }
 
@@ -185,7 +192,8 @@ void with_matrix(int form, const void *weight, int64_t outputs, int64_t inputs, 
 // chosen, weights: [rows, top_k], of `count` experts.
 // first: 2·count matrices [inner, wide] (gate and up of each expert), or count matrices for relu².
 // second: count matrices [wide, inner].
-// first_form, second_form: 0 if matrices are packed as for baton_linear, else the form for baton_quantized_linear.
+// first_form, second_form: 0 if matrices are packed as for baton_linear, else the form for baton_quantized_linear; and
+// 64 more if their inputs are rounded, as for baton_int8_activations_linear.
 // hidden: [rows·top_k, inner] of `type`, and memory: [count + 1 + 4·rows·top_k], for intermediate results.
 extern "C" void baton_experts(int type, int first_form, int second_form, int activation, const void *x, int64_t stride,
                               const int32_t *chosen, const float *weights, const void *first, const void *second,
@@ -197,11 +205,11 @@ extern "C" void baton_experts(int type, int first_form, int second_form, int act
         const Choice choice{chosen, weights, rows, top_k, count};
         const SortedPairs sorted(choice, memory);
         auto *const between = static_cast<T *>(hidden);
-        with_matrix<T>(first_form, first, inner, wide, [&](const auto &m) {
-            project_in(m, activation == SILU_GATED, static_cast<const T *>(x), stride, choice, sorted, between);
+        with_matrix(first_form, first, inner, wide, static_cast<const T *>(x), stride, rows, [&](const auto &m) {
+            project_in(m, activation == SILU_GATED, choice, sorted, between);
         });
-        with_matrix<T>(second_form, second, wide, inner,
-                       [&](const auto &m) { project_out(m, between, choice, sorted, static_cast<T *>(y)); });
+        with_matrix(second_form, second, wide, inner, between, inner, sorted.pairs(),
+                    [&](const auto &m) { project_out(m, choice, sorted, static_cast<T *>(y)); });
     });
 }
 

@@ -12,6 +12,7 @@ from baton.kernels.runtime.cpp.checks import assert_agrees
 
 NAME = "baton_experts"
 ARGUMENTS = [INT, INT, INT, INT, POINTER, INT64, *(POINTER,) * 7, *(INT64,) * 5]
+ROUNDS = 64  # added to a form whose inputs are rounded to 8 bits
 ACTIVATIONS: dict[Activation, int] = {"silu_gated": 0, "relu2": 1}
 
 
@@ -61,7 +62,8 @@ def experts(
 
 
 def _code(stack: PackedExperts) -> int:
-    return stack.form.code if stack.form else 0
+    """Return the form of a stack's matrices as the C function takes it."""
+    return stack.form.code + ROUNDS * stack.rounds_inputs if stack.form else 0
 
 
 def _check_weights(x: Tensor, first: PackedExperts, second: PackedExperts, parts: int) -> None:

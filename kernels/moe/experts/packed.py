@@ -25,6 +25,7 @@ class PackedExperts:
     form: Form | None  # of quantized weights; None for floating point
     dtype: torch.dtype  # dtype of the weights before they were packed
     layout: Layout  # see QuantizedWeight
+    rounds_inputs: bool = False  # see QuantizedWeight
 
     @property
     def count(self) -> int:

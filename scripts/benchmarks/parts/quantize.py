@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from baton.actors.runtime.sizing import weight_bytes
 from baton.kernels.linear import int8_activations
@@ -17,8 +17,9 @@ from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp.bandwidth import read_bandwidth
 from baton.kernels.runtime.cpp.prepare import prepare
 from baton.models.batch import Batch, Model, Prefill, allocate
-from baton.models.layers.linear import pack, project, round_inputs
+from baton.models.layers.linear import pack, project
 from baton.models.loading.checkpoint import load_model, random_model
+from baton.models.loading.integers import round_inputs
 from baton.models.text.tokenizer import load_text
 from scripts.benchmarks.common.bare import Bare
 from scripts.benchmarks.common.contenders import Workbench
@@ -131,7 +132,7 @@ def show_errors(what: str, load: Load, ids: list[int]) -> None:
             label = name if bits is None else f"{name}, {str(dtype).removeprefix('torch.')}"
             show_error(label, exact, model, ids)
             if bits is not None and int8_activations.pays():
-                assert isinstance(model, nn.Module) and round_inputs(model)
+                assert round_inputs(model)
                 show_error(f"{label} to int8", exact, model, ids)
     print()
 

@@ -13,10 +13,15 @@ from baton.kernels.linear.int8_activations import reference
 from baton.kernels.linear.quantized import Form, Groups, QuantizedWeight, keep
 from baton.kernels.linear.quantized.forms import INTEGERS
 from baton.kernels.linear.quantized.native import random_groups
+from baton.kernels.moe.experts import PARTS, Activation, native as experts
+from baton.kernels.moe.experts.packed import keep as keep_experts
+from baton.kernels.moe.experts.reference import ACTIVATIONS
 from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp.targets import Target
 from baton.models.gguf.blocks import BLOCKS
-from baton.models.layers.linear import Linear, round_inputs
+from baton.models.layers.experts import Experts
+from baton.models.layers.linear import Linear
+from baton.models.loading.integers import round_inputs
 from tests.kernels.rounding import assert_rounded
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -173,3 +178,63 @@ def test_look_ups_are_not_rounded() -> None:
     weight, tokens = kept(groups, F32), torch.tensor([3, 39])
     rounding = replace(weight, rounds_inputs=True)
     assert torch.equal(quantized.look_up(tokens, rounding), quantized.look_up(tokens, weight))
+
+
+def rounded(x: Tensor, form: Form) -> Tensor:
+    """Return the numbers that rounded inputs stand for."""
+    group = reference.group_of(form)
+    codes, scales = reference.round_inputs(x, group)
+    return (codes.float() * scales.repeat_interleave(group, 1))[:, : x.shape[1]]
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("activation", list(PARTS))
+@pytest.mark.parametrize(("first", "second"), [("Q4_K", "Q6_K"), ("Q8_0", "Q5_1"), ("int4", "int8")])
+def test_experts_round_what_both_of_their_projections_take(
+    first: str, second: str, activation: Activation, dtype: torch.dtype
+) -> None:
+    """Rounding changes results by about half a percent. Where sums differ in their last bit, a hidden state may be
+    rounded to the next integer, which is a tenth of that, for a few of them.
+    """
+    generator, (rows, count, top_k), (wide, inner) = torch.Generator().manual_seed(0), (9, 5, 2), (256, 512)
+    chosen = torch.rand(rows, count, generator=generator).topk(top_k).indices.int()
+    chosen[2, 1] = -1  # padding
+    weights = torch.rand(rows, top_k, generator=generator)
+    x = without_ties(torch.randn(rows, wide, generator=generator).to(dtype) / 16, 64)
+    forms = FORMS[first], FORMS[second]
+    sizes = (PARTS[activation] * count, inner, wide), (count, wide, inner)
+    stacks = [
+        [random_groups(form, outputs, inputs, generator) for _ in range(number)]
+        for form, (number, outputs, inputs) in zip(forms, sizes, strict=True)
+    ]
+    kept_stacks = [
+        keep_experts(enumerate(stack), form, size, size[0] // count, dtype)
+        for stack, form, size in zip(stacks, forms, sizes, strict=True)
+    ]
+    rounding = [replace(stack, rounds_inputs=True) for stack in kept_stacks]
+    found = experts.experts(x, chosen, weights, *rounding, activation)
+    plain = [torch.stack([groups.numbers() for groups in stack]) for stack in stacks]
+    exact = torch.zeros(rows, wide)
+    for row, k in [(row, k) for row in range(rows) for k in range(top_k) if chosen[row, k] >= 0]:
+        matrices = plain[0].view(count, -1, wide)[chosen[row, k]]
+        hidden = ACTIVATIONS[activation](rounded(x[row : row + 1], forms[0]) @ matrices.t()).to(dtype)
+        exact[row] += weights[row, k] * (rounded(hidden, forms[1]) @ plain[1][chosen[row, k]].t())[0]
+    assert (found - exact).norm() <= (4e-3 if dtype == BF16 else 1e-3) * exact.norm()
+    if dtype == F32:
+        assert (experts.experts(x, chosen, weights, *kept_stacks, activation) - exact).norm() > 3e-3 * exact.norm()
+    alone = experts.experts(x[4:5], chosen[4:5], weights[4:5], *rounding, activation)
+    assert torch.equal(alone[0], found[4])
+
+
+@pytest.mark.usefixtures("native_kernels")
+def test_quantized_experts_of_a_model_round_their_inputs() -> None:
+    layer = Experts(64, 32, 3, "silu_gated", F32)
+    for weight in (layer.input_linear, layer.output_linear):
+        torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(0))
+    x, chosen, weights = torch.randn(4, 64), torch.tensor([[0, 2]] * 4, dtype=torch.int32), torch.rand(4, 2)
+    layer.pack(8)
+    before = layer(x, chosen, weights)
+    assert round_inputs(layer)
+    after = layer(x, chosen, weights)
+    assert 1e-3 * before.norm() < (before - after).norm() < 0.05 * before.norm()
