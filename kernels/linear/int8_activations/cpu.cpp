@@ -18,6 +18,14 @@ namespace {
 // Maximum rows of a tile: the sums of a group and those of all groups before it are in registers.
 constexpr int MOST = VECTORS == 2 ? 6 : 1;
 
+// Load a number of a rounded row.
+template <class T>
+__attribute__((always_inline)) inline T number(const uint8_t *from) {
+    T found;
+    std::memcpy(&found, from, sizeof found);
+    return found;
+}
+
 // The product of rounded rows with one block of outputs.
 template <int BITS>
 struct Product {
@@ -39,37 +47,31 @@ struct Product {
                                                          int64_t group, const Scales &scales, F quads) {
         integers held[ROWS][VECTORS];
         const int64_t stride = m.x_stride;
-        const auto number = [=](const auto *first, int row) __attribute__((always_inline)) {
-            std::remove_const_t<std::remove_reference_t<decltype(*first)>> found;
-            std::memcpy(&found, reinterpret_cast<const uint8_t *>(first) + row * stride, sizeof found);
-            return found;
-        };
-        const int32_t *const start = m.layout.starts_of(x) + group;
+        const uint8_t *const starts = x + m.layout.to_starts() + 4 * group;
 #pragma GCC unroll 8
         for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
-            for (int v = 0; v < VECTORS; v++) held[row][v] = integers{} + number(start, row);
+            for (int v = 0; v < VECTORS; v++) held[row][v] = integers{} + number<int32_t>(starts + row * stride);
         const uint8_t *codes = x + group * m.form.group;
         for (int step = 0; step < m.form.group / QUAD; step++, codes += QUAD) {
             const Bytes bytes = quads(step);
 #pragma GCC unroll 8
             for (int row = 0; row < ROWS; row++) {
-                int32_t inputs;
-                std::memcpy(&inputs, codes + row * stride, sizeof inputs);
+                const auto inputs = number<int32_t>(codes + row * stride);
 #pragma GCC unroll 8
-                for (int v = 0; v < VECTORS; v++) held[row][v] = add_products<BITS>(held[row][v], bytes.of[v], inputs);
+                for (int v = 0; v < VECTORS; v++) held[row][v] = add_products(held[row][v], bytes.of[v], inputs);
             }
         }
-        const float *const scale = m.layout.scales_of(x) + (m.form.group < LEAST_ROUNDED ? group / 2 : group);
+        const uint8_t *const scale = x + m.layout.to_scales() + 4 * (m.form.group < LEAST_ROUNDED ? group / 2 : group);
         tile.each([&](floats &sum, int row, int column) {
             const int v = column / LANES;
-            const floats factor = scales.scale[v] * number(scale, row);
+            const floats factor = scales.scale[v] * number<float>(scale + row * stride);
             sum = multiply_add(sum, __builtin_convertvector(held[row][v], floats), factor);
         });
         if (!m.form.minimum) return;
-        const float *const less = m.layout.sums_of(x) + group;
+        const uint8_t *const less = x + m.layout.to_sums() + 4 * group;
         tile.each([&](floats &sum, int row, int column) {
-            sum = multiply_add(sum, scales.minimum[column / LANES], splat(number(less, row)));
+            sum = multiply_add(sum, scales.minimum[column / LANES], splat(number<float>(less + row * stride)));
         });
     }
 

@@ -24,15 +24,12 @@ struct RoundedRow {
     // How many inputs share a scale.
     static int group_of(const Form &form) { return std::max(form.group, LEAST_ROUNDED); }
 
-    int64_t bytes() const { return width + 4 * (scales + 2 * groups); }
+    int64_t bytes() const { return to_sums() + 4 * groups; }
 
-    const float *scales_of(const uint8_t *row) const { return reinterpret_cast<const float *>(row + width); }
-    const int32_t *starts_of(const uint8_t *row) const {
-        return reinterpret_cast<const int32_t *>(row + width + 4 * scales);
-    }
-    const float *sums_of(const uint8_t *row) const {
-        return reinterpret_cast<const float *>(row + width + 4 * (scales + groups));
-    }
+    // Bytes from the row's beginning to its scales, starts and sums.
+    int64_t to_scales() const { return width; }
+    int64_t to_starts() const { return width + 4 * scales; }
+    int64_t to_sums() const { return to_starts() + 4 * groups; }
 };
 
 // A matrix as QuantizedMatrix has it, with rounded rows, of which `inputs` is the number of bytes.

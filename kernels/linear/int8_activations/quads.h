@@ -147,7 +147,6 @@ struct Quads<8> {
 };
 
 // Return sums + the products of the four bytes of each word and the four signed bytes of `inputs`. The sums are exact.
-template <int BITS>
 inline integers add_products(integers sums, words quads, int32_t inputs) {
 #if defined(__AVX512VNNI__)
     return (integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)quads, _mm512_set1_epi32(inputs));

@@ -61,8 +61,9 @@ template <class T>
 void round_row(const T *x, int64_t inputs, const Form &form, int zero, uint8_t *row) {
     const RoundedRow layout(form, inputs);
     const int size = RoundedRow::group_of(form), groups = size / form.group;
-    auto *const scales = const_cast<float *>(layout.scales_of(row)), *const sums = const_cast<float *>(layout.sums_of(row));
-    auto *const starts = const_cast<int32_t *>(layout.starts_of(row));
+    auto *const scales = reinterpret_cast<float *>(row + layout.to_scales());
+    auto *const starts = reinterpret_cast<int32_t *>(row + layout.to_starts());
+    auto *const sums = reinterpret_cast<float *>(row + layout.to_sums());
     for (int64_t g = 0; g < layout.scales; g++) {
         int8_t *const codes = reinterpret_cast<int8_t *>(row) + g * size;
         scales[g] = round_group(x + g * size, inputs - g * size, size, codes);

@@ -46,6 +46,7 @@ def test_the_sources_of_an_operation_include_those_of_included_operations() -> N
     assert operations_of(sources({"moe.experts"})) == {
         "moe.experts",
         "linear.dense",
+        "linear.int8_activations",
         "linear.quantized",
         "runtime.cpp",
         "runtime.cpu_graph",
