@@ -80,16 +80,12 @@ class Config(Struct, frozen=True, kw_only=True):
     reasoning_parser: Annotated[
         Literal["auto", "think", "none"], MODEL, Meta(description="format of reasoning; auto: from the chat template")
     ] = "auto"
-    reasoning_budget: Annotated[
-        AtLeastZero | None, MODEL, Meta(description="maximum tokens of reasoning [no limit]")
-    ] = None
+    reasoning_budget: Annotated[AtLeastZero | None, MODEL, Meta(description="limit of reasoning tokens [none]")] = None
     preserve_reasoning: Annotated[
         bool, MODEL, Meta(description="show the model its reasoning of earlier turns, where the template can")
     ] = False
     pooling: Annotated[
-        PoolingOption,
-        MODEL,
-        Meta(description="hidden states that embeddings are made of; auto: as modules.json says"),
+        PoolingOption, MODEL, Meta(description="hidden states that embeddings are made of; auto: as modules.json says")
     ] = "auto"
 
     memory: Annotated[
@@ -98,9 +94,7 @@ class Config(Struct, frozen=True, kw_only=True):
         SIZE,
         Meta(description="bytes for state slots and KV pages together, as 4G [a part of the free memory]"),
     ] = None
-    state_slots: Annotated[
-        AtLeastTwo | None, MEMORY, Meta(description="number of recurrent-state slots [from --memory]")
-    ] = None
+    state_slots: Annotated[AtLeastTwo | None, MEMORY, Meta(description="number of state slots [from --memory]")] = None
     state_dtype: Annotated[
         Literal["float32", "bfloat16"],
         MEMORY,
@@ -129,9 +123,7 @@ class Config(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     cache_policy: Annotated[
-        Policy,
-        MEMORY,
-        Meta(description="cached states to evict first: those worth least, or the least recently used"),
+        Policy, MEMORY, Meta(description="cached states to evict first: those worth least, or the least recently used")
     ] = "worth"
     track_interval: Annotated[
         int, MEMORY, Meta(ge=0, description="tokens between checkpoints of an answer's state; 0 makes none")
@@ -177,9 +169,7 @@ class Config(Struct, frozen=True, kw_only=True):
         ),
     ] = "native"
     threads: Annotated[
-        AtLeastOne | None,
-        SPEED,
-        Meta(description="threads that compute on a CPU [1 for a small model, otherwise all]"),
+        AtLeastOne | None, SPEED, Meta(description="threads that compute on a CPU [1 for a small model, otherwise all]")
     ] = None
     speculation: Annotated[
         Speculation,
@@ -372,6 +362,14 @@ def is_size(field: msgspec.inspect.Field) -> bool:
     return bool((metadata(field).extra or {}).get("size"))
 
 
+def choices(field: msgspec.inspect.Field) -> list[str]:
+    """Return the values of an option that is one of several; [] for other options."""
+    kind = metadata(field).type
+    if isinstance(kind, msgspec.inspect.EnumType):
+        return list(kind.cls)
+    return [str(value) for value in kind.values] if isinstance(kind, msgspec.inspect.LiteralType) else []
+
+
 def group_of(field: msgspec.inspect.Field) -> str:
     """Return the heading of --help under which the option appears."""
     return str((metadata(field).extra or {})["group"])
@@ -420,6 +418,8 @@ def load(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         name = re.split(r"[.\[`]", path)[0]
+        if listed := next((choices(field) for field in fields() if field.name == name), []):
+            message = f"expected {', '.join(listed)}"
         raise ConfigError(f"{source.get(name, name)}: {message}, not {values.get(name)!r}") from None
     check(config, source)
     return config

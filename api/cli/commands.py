@@ -16,7 +16,7 @@ import msgspec
 
 from baton.api import config as configuration
 from baton.api.cluster.arguments import add_commands as add_cluster_commands
-from baton.api.config import Config, ConfigError, description, flag, group_of, is_size, variable
+from baton.api.config import Config, ConfigError, choices, description, flag, group_of, is_size, variable
 from baton.api.hub.names import hub_name
 from baton.api.machine.environment import expand_segments
 from baton.api.machine.signals import Signals
@@ -258,9 +258,9 @@ def metavar(field: msgspec.inspect.Field) -> str:
     kinds = field.type.type
     if isinstance(kinds, msgspec.inspect.LiteralType):
         declared = [f.default for f in msgspec.structs.fields(Config) if f.name == field.name]
-        return "{" + ",".join(sorted(map(str, kinds.values), key=lambda v: v != declared[0])) + "}"
+        return "{" + ",".join(sorted(choices(field), key=lambda v: v != declared[0])) + "}"
     if isinstance(kinds, msgspec.inspect.EnumType):
-        return "{" + ",".join(kinds.cls) + "}"
+        return "{" + ",".join(choices(field)) + "}"
     names = {msgspec.inspect.IntType: "N", msgspec.inspect.FloatType: "SECONDS"}
     options = kinds.types if isinstance(kinds, msgspec.inspect.UnionType) else (kinds,)
     return next((names[type(option)] for option in options if type(option) in names), short_name(field.name))

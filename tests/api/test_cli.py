@@ -79,6 +79,15 @@ def test_a_wrong_option_is_named(arguments: list[str], environment: dict[str, st
         parse(*arguments, environment=environment)
 
 
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [("--activation-dtype", "auto, int8"), ("--quantize", "int4, int8, none"), ("--state-strategy", ".*no_buffer.*")],
+)
+def test_a_wrong_choice_is_answered_with_the_right_ones(name: str, choices: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}: expected {choices}, not 'int7'$"):
+        parse(name, "int7", environment={})
+
+
 def help_text(capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as leaving:
         commands.run(["serve", "--help"], Signals())
