@@ -37,14 +37,20 @@ def kept_experts(matrices: list[Groups], parts: int, dtype: torch.dtype) -> Pack
     return keep_experts(enumerate(matrices), matrices[0].form, (len(matrices), outputs, inputs), parts, dtype)
 
 
-def assert_projects(y: Tensor, x: Tensor, groups: Groups, bias: Tensor | None) -> None:
-    """Check y against the exact product. A minimum is a term of its own, however small the weight is."""
+def exact_product(x: Tensor, groups: Groups, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return x @ weightᵀ + bias, and the sum of its terms' magnitudes: float64 [rows, outputs].
+
+    A minimum is a term of its own, however small the weight is.
+    """
     numbers = groups.numbers().double()
     ones = Groups(groups.form, torch.zeros_like(groups.codes), *groups.fields()[1:]).numbers().double()
-    exact = x.double() @ numbers.t()
-    size = x.double().abs() @ ((numbers - ones).abs() + ones.abs()).t()
-    if bias is not None:
-        exact, size = exact + bias.double(), size + bias.double().abs()
+    exact, size = x.double() @ numbers.t(), x.double().abs() @ ((numbers - ones).abs() + ones.abs()).t()
+    return (exact, size) if bias is None else (exact + bias.double(), size + bias.double().abs())
+
+
+def assert_projects(y: Tensor, x: Tensor, groups: Groups, bias: Tensor | None) -> None:
+    """Check y against the exact product."""
+    exact, size = exact_product(x, groups, bias)
     assert y.dtype == x.dtype
     assert_rounded(y, exact, x.shape[1] + 4, size)
 

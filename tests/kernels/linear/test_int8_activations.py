@@ -22,6 +22,7 @@ from baton.models.gguf.blocks import BLOCKS
 from baton.models.layers.experts import Experts
 from baton.models.layers.linear import Linear
 from baton.models.loading.integers import round_inputs
+from tests.kernels.linear.test_forms import exact_product
 from tests.kernels.rounding import assert_rounded
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -54,18 +55,18 @@ def run(x: Tensor, groups: Groups, bias: Tensor | None = None) -> Tensor:
 
 
 def assert_projects(y: Tensor, x: Tensor, groups: Groups, bias: Tensor | None) -> None:
-    """Check y against the exact product with the rounded inputs. A minimum is a term of its own."""
-    numbers = groups.numbers().double()
-    ones = Groups(groups.form, torch.zeros_like(groups.codes), *groups.fields()[1:]).numbers().double()
-    group = reference.group_of(groups.form)
-    codes, scales = reference.round_inputs(x, group)
-    rounded = (codes.double() * scales.double().repeat_interleave(group, 1))[:, : numbers.shape[1]]
-    exact = rounded @ numbers.t()
-    size = rounded.abs() @ ((numbers - ones).abs() + ones.abs()).t()
-    if bias is not None:
-        exact, size = exact + bias.double(), size + bias.double().abs()
+    """Check y against the exact product with the rounded inputs."""
+    width = groups.codes.shape[1]
+    exact, size = exact_product(rounded(F.pad(x, (0, width - x.shape[1])), groups.form), groups, bias)
     assert y.dtype == x.dtype
-    assert_rounded(y, exact, 2 * scales.shape[1] * (group // groups.form.group) + 6, size)
+    assert_rounded(y, exact, 2 * -(-width // groups.form.group) + 6, size)
+
+
+def rounded(x: Tensor, form: Form) -> Tensor:
+    """Return the numbers that rounded inputs stand for, float64 [rows, inputs]."""
+    group = reference.group_of(form)
+    codes, scales = reference.round_inputs(x, group)
+    return (codes.double() * scales.double().repeat_interleave(group, 1))[:, : x.shape[1]]
 
 
 @pytest.mark.usefixtures("target")
@@ -180,13 +181,6 @@ def test_look_ups_are_not_rounded() -> None:
     assert torch.equal(quantized.look_up(tokens, rounding), quantized.look_up(tokens, weight))
 
 
-def rounded(x: Tensor, form: Form) -> Tensor:
-    """Return the numbers that rounded inputs stand for."""
-    group = reference.group_of(form)
-    codes, scales = reference.round_inputs(x, group)
-    return (codes.float() * scales.repeat_interleave(group, 1))[:, : x.shape[1]]
-
-
 @pytest.mark.usefixtures("target")
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("activation", list(PARTS))
@@ -218,8 +212,8 @@ def test_experts_round_what_both_of_their_projections_take(
     exact = torch.zeros(rows, wide)
     for row, k in [(row, k) for row in range(rows) for k in range(top_k) if chosen[row, k] >= 0]:
         matrices = plain[0].view(count, -1, wide)[chosen[row, k]]
-        hidden = ACTIVATIONS[activation](rounded(x[row : row + 1], forms[0]) @ matrices.t()).to(dtype)
-        exact[row] += weights[row, k] * (rounded(hidden, forms[1]) @ plain[1][chosen[row, k]].t())[0]
+        hidden = ACTIVATIONS[activation](rounded(x[row : row + 1], forms[0]).float() @ matrices.t()).to(dtype)
+        exact[row] += weights[row, k] * (rounded(hidden, forms[1]).float() @ plain[1][chosen[row, k]].t())[0]
     assert (found - exact).norm() <= (4e-3 if dtype == BF16 else 1e-3) * exact.norm()
     if dtype == F32:
         assert (experts.experts(x, chosen, weights, *kept_stacks, activation) - exact).norm() > 3e-3 * exact.norm()
