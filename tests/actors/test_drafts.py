@@ -19,7 +19,7 @@ from baton.models.batch import Model
 from baton.models.loading.checkpoint import load_model, random_model
 from tests.actors.ring import Answer, running
 from tests.actors.test_ring import FAMILIES, MODELS, VOCABULARY, prompts
-from tests.kernels.installed import installed, runnable
+from tests.kernels.installed import installed
 from tests.models.predictable import write_predictable
 
 SAMPLINGS = (
@@ -60,7 +60,7 @@ def foretold(answers: list[Answer], wrong: int) -> Callable[[Request, Sequence[i
 @pytest.fixture(autouse=True)
 def native_kernels() -> Iterator[None]:
     """Compute with native code, whose bits do not depend on what else is in a step."""
-    with installed(runnable()[0], threads=2):
+    with installed(threads=2):
         yield
 
 

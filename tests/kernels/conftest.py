@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from baton.kernels.runtime.cpp.targets import Target
-from tests.kernels.installed import installed, runnable
+from tests.kernels.installed import emulated, installed, runnable
 
 
 @pytest.fixture(autouse=True)
@@ -21,15 +21,16 @@ def native_kernels() -> Iterator[None]:
 
 
 def targets() -> list[object]:
-    """Return this CPU's targets. Only the best, and the best with shorter vectors, are without the mark `soak`.
+    """Return this CPU's targets, and AMX emulated if it lacks that. Most have the mark `soak`.
 
-    The sanitizers, which are in the soak, see all of them.
+    Without it are the best, the best with shorter vectors, and AMX. The sanitizers, which are in the soak, see all.
     """
     found = runnable()
+    tiles = [target for target in emulated() if target not in found]
     if "BATON_SANITIZE" in os.environ:
-        return [*found]
-    often = [*found[:1], *[target for target in found if target.march[0] != found[0].march[0]][:1]]
-    return [pytest.param(each, marks=[] if each in often else [pytest.mark.soak]) for each in found]
+        return [*found, *tiles]
+    often = [*found[:1], *[target for target in found if target.march[0] != found[0].march[0]][:1], *tiles]
+    return [pytest.param(each, marks=[] if each in often else [pytest.mark.soak]) for each in [*found, *tiles]]
 
 
 @pytest.fixture(params=targets(), ids=lambda target: target.name, scope="module")

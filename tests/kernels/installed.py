@@ -13,7 +13,7 @@ from baton.kernels.runtime.cpp import library
 from baton.kernels.runtime.cpp.build import OBJECTS, build, key
 from baton.kernels.runtime.cpp.cache import cache_folder, fetch, open_folder
 from baton.kernels.runtime.cpp.compiler import Compiler, find_compiler
-from baton.kernels.runtime.cpp.targets import Target, targets_here
+from baton.kernels.runtime.cpp.targets import AMX, TARGETS, V4_BF16, Target, cpu_features, targets_here
 
 # A compiler that takes as long as a copy: its objects are empty, and it "links" what this run has compiled already.
 COPIES = """#!/bin/sh
@@ -35,14 +35,29 @@ def runnable() -> list[Target]:
     return targets_here()
 
 
+def usual() -> Target:
+    """Return the target of tests that choose none: the best, or AMX, emulated, if BATON_EMULATE_AMX is set."""
+    return emulated()[0] if "BATON_EMULATE_AMX" in os.environ else runnable()[0]
+
+
+def emulated() -> list[Target]:
+    """Return the target with AMX, whose instructions are emulated, if this CPU lacks only them."""
+    features = cpu_features()
+    if not features >= V4_BF16 or features >= AMX:
+        return []
+    amx = next(target for target in TARGETS if target.needs >= AMX)
+    return [replace(amx, name=f"{amx.name}-emulated", march=(*amx.march, "-DBATON_EMULATE_AMX"))]
+
+
 @cache
 def library_for(target: Target | None = None) -> Path:
-    """Return the library for a target, by default the one that a server on this machine would use.
+    """Return the library for a target (None: `usual()`).
 
-    The library is built with sanitizers if BATON_SANITIZE is set. Otherwise the default library shares its objects with
-    the servers of other tests; those of other targets are compiled with all warnings as errors.
+    The library is built with sanitizers if BATON_SANITIZE is set. Otherwise that of the target that a server on this
+    machine would use shares its objects with the servers of other tests; those of other targets are compiled with all
+    warnings as errors.
     """
-    chosen, found, folder = target or runnable()[0], compiler(), cache_folder()
+    chosen, found, folder = target or usual(), compiler(), cache_folder()
     kind, extra = "", tuple[str, ...]()
     if "BATON_SANITIZE" in os.environ:
         kind, extra = "-sanitized", ("-Wextra", "-Werror", *SANITIZED)

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from baton.kernels.drafts import Drafts
 from baton.kernels.prediction import exchange_hidden, join, native
 from baton.kernels.runtime import cpp
-from tests.kernels.installed import installed, runnable
+from tests.kernels.installed import installed
 
 SIZE, MOST = 5, 4
 
@@ -21,7 +21,7 @@ def form(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.param == "torch":
         yield
     else:
-        with installed(runnable()[0]):
+        with installed():
             yield
 
 
@@ -60,7 +60,7 @@ def test_rows_are_put_side_by_side() -> None:
 
 
 def test_tensors_that_do_not_fit_together_are_refused() -> None:
-    with installed(runnable()[0]):
+    with installed():
         hidden, slots = torch.zeros(2, 3), torch.tensor([0, 1])
         for states in (torch.zeros(2, 4), torch.zeros(2, 3, dtype=torch.bfloat16)):
             with pytest.raises(ValueError, match="states"):

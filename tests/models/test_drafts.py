@@ -7,7 +7,7 @@ import torch
 
 from baton.models.hash import HashModel
 from baton.models.loading.checkpoint import random_model
-from tests.kernels.installed import installed, runnable
+from tests.kernels.installed import installed
 from tests.models.drafting import CPU, assert_drafts_change_nothing
 from tests.models.oracle import CHECKPOINTS, VOCABULARY, settings_of
 
@@ -16,7 +16,7 @@ everywhere = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], i
 
 @pytest.fixture
 def native_kernels() -> Iterator[None]:
-    with installed(runnable()[0], threads=2):
+    with installed(threads=2):
         yield
 
 

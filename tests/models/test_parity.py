@@ -8,7 +8,7 @@ from torch import Tensor
 
 from baton.models.batch import Batch, Decode, Model, Pools, Prefill, StateCheckpoint, allocate
 from baton.models.loading.checkpoint import load_model
-from tests.kernels.installed import installed, runnable
+from tests.kernels.installed import installed
 from tests.models.oracle import CHECKPOINTS, VOCABULARY, Oracle
 
 CPU = torch.device("cpu")
@@ -21,7 +21,7 @@ KINDS = (
     *("olmo_hybrid", "bailing_hybrid"),
 )
 """These checkpoints together contain every kind of layer."""
-KERNELS = {"torch": nullcontext, "native": lambda: installed(runnable()[0], threads=2)}
+KERNELS = {"torch": nullcontext, "native": lambda: installed(threads=2)}
 FAMILIES = pytest.mark.parametrize(
     ("name", "kernels"),
     [

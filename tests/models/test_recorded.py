@@ -10,7 +10,7 @@ from baton.models import recorded
 from baton.models.batch import Batch, Decode, Model, Pools, PredictingModel, Prefill, allocate
 from baton.models.loading.checkpoint import random_model
 from baton.models.recorded import RecordingModel, recording
-from tests.kernels.installed import installed, runnable
+from tests.kernels.installed import installed
 from tests.models.drafting import assert_drafts_change_nothing
 from tests.models.oracle import CHECKPOINTS, VOCABULARY, settings_of
 
@@ -22,7 +22,7 @@ everywhere = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], i
 
 @pytest.fixture
 def native_kernels() -> Iterator[None]:
-    with installed(runnable()[0], threads=2):
+    with installed(threads=2):
         yield
 
 
@@ -153,7 +153,7 @@ def test_predictions_are_replayed_too(name: str, dtype: torch.dtype) -> None:
 
 def test_the_least_recently_used_recording_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "MOST_RECORDINGS", 2)
-    with installed(runnable()[0], threads=2):
+    with installed(threads=2):
         pair = Pair("mamba2", torch.float32)
         for position, slots in enumerate([[0], [0], [0, 1], [0], [0, 1, 2], [0]]):
             pair.decode(slots, [position] * len(slots))

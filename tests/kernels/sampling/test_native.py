@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from baton.kernels.sampling import SamplingTensors, apply_masks, native, reference, sample
-from tests.kernels.installed import installed, runnable
+from tests.kernels.installed import installed
 from tests.kernels.rounding import assert_within
 from tests.kernels.sampling.test_sampling import make_params, pick, random_params, sample_by_hand
 
@@ -111,7 +111,7 @@ def test_threads_and_other_rows_change_nothing() -> None:
     params = random_params(rows, vocab_size, generator)
     expected = reference.sample(logits, params).tokens.tolist()
     for threads in (1, 2, 3):
-        with installed(runnable()[0], threads=threads):
+        with installed(threads=threads):
             assert native.sample(logits, params).tokens.tolist() == expected
             for row in range(rows):
                 alone = torch.tensor([row])

@@ -12,7 +12,7 @@ import pytest
 from baton.kernels.runtime.cpp.build import KERNELS, build, key, name_of, sources
 from baton.kernels.runtime.cpp.compiler import Compiler
 from baton.kernels.runtime.cpp.targets import TARGETS, Target, machine
-from tests.kernels.installed import compiler, library_for, runnable
+from tests.kernels.installed import compiler, emulated, library_for, runnable
 
 ROOT = KERNELS.parent
 
@@ -103,7 +103,7 @@ def operations_of(sources: list[Path]) -> set[str]:
 def test_sources_are_right_for_targets_that_this_cpu_lacks(name: str, tmp_path: Path) -> None:
     """Compiled libraries of the others are tested. Whether a function is used is known only after a compilation.
 
-    Without optimisation that takes half as long.
+    Without optimisation that takes half as long. Where AMX is emulated, one source has all of its instructions.
     """
     target = next(target for target in TARGETS if target.name == name)
     if target in runnable() or target.machine != machine():
@@ -114,7 +114,7 @@ def test_sources_are_right_for_targets_that_this_cpu_lacks(name: str, tmp_path: 
         compiler().run([*flags, str(source), "-o", str(tmp_path / f"{name_of(source)}-{source.stem}.o")])
 
     with ThreadPoolExecutor(2) as workers:
-        list(workers.map(compile_one, sources()))
+        list(workers.map(compile_one, sources(["linear.dense"] if "amx" in name and emulated() else None)))
 
 
 def test_a_library_needs_no_cpp_runtime() -> None:
@@ -145,5 +145,18 @@ def test_sanitizers_find_nothing() -> None:
         [sys.executable, "-m", "pytest", "-qsx", "-p", "no:cacheprovider", "-m", "not soak", "tests/kernels",
          "--ignore", "tests/kernels/runtime/cpp", "--ignore", "tests/kernels/gpu"],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not emulated(), reason="this CPU has AMX, or lacks more of the target than AMX")
+def test_models_agree_with_their_references_on_amx() -> None:
+    """The tests of kernels and models pass with AMX, emulated."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-m", "not soak", "tests/kernels",
+         "--ignore", "tests/kernels/gpu", "tests/models/test_parity.py", "tests/models/test_drafts.py",
+         "tests/models/test_recorded.py", "tests/actors/test_drafts.py"],
+        cwd=ROOT, env=os.environ | {"BATON_EMULATE_AMX": "yes"}, capture_output=True, text=True, timeout=1800,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
