@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from scripts.benchmarks.compare.serving.client import Answer, read_event
 from scripts.benchmarks.compare.serving.schedule import Load, draw
 from scripts.benchmarks.parts import relay
 from scripts.benchmarks.peers import environments
+from scripts.benchmarks.peers.process import Peer
 from scripts.benchmarks.peers.serve_lines import Answer as Served
 
 PROBE = Probe(1e9, 1e9, 1e12)
@@ -247,6 +249,40 @@ def test_contenders_take_turns_and_another_begins_each_round(monkeypatch: pytest
     assert ratio == 2.0
     floor = floor_of(MAMBA2).decode(3, PROBE, engine.SHORT_PROMPT)
     assert engine.shares_of_floor(turns, plan.cells()[1], "a", floor_of(MAMBA2)) == [6.0 / floor] * 2
+
+
+class Mortal(Scripted):
+    """A contender that fails after some measurements."""
+
+    def __init__(self, name: str, speed: float, calls: list[str], life: int) -> None:
+        super().__init__(name, speed, calls)
+        self._life = life
+
+    def decode(self, prompts: list[list[int]], steps: int) -> float:
+        if len(self._calls) >= self._life:
+            raise RuntimeError("the process ended with code -11:\nits log")
+        return super().decode(prompts, steps)
+
+
+def test_a_contender_that_fails_is_left_out_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    contenders = {"a": Scripted("a", 2.0, calls), "b": Mortal("b", 1.0, calls, 7), "c": Scripted("c", 3.0, calls)}
+    monkeypatch.setattr(engine, "probe", lambda threads: PROBE)
+    plan = engine.Plan(rounds=1, prompt=10, steps=4, batches=[3], repeats=0)
+    rounds = engine.Rounds(contenders, plan, 100, 1, Random(0))
+    turns = rounds.run()
+    assert rounds.failures == {"b": "in 'decode 3': the process ended with code -11"}
+    assert [turn.figures for turn in turns] == [{"a": 20.0, "b": 10.0, "c": 30.0}, {"a": 6.0, "c": 9.0}]
+    alone = engine.Rounds({"b": Mortal("b", 1.0, [], 3)}, plan, 100, 1, Random(0))
+    assert [turn.cell for turn in alone.run()] == ["prefill 10"] and list(alone.failures) == ["b"]
+
+
+def test_a_process_that_has_ended_is_reported_with_its_log(tmp_path: Path) -> None:
+    (tmp_path / "peer.py").write_text("import sys; print('{}', flush=True); input(); sys.exit('out of order')")
+    with Peer(sys.executable, str(tmp_path / "peer.py"), [], 1, tmp_path / "log") as peer:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"ended with code 1 \(log: .*\):\nout of order"):
+                peer.generate([[1]], 1)
 
 
 @dataclass(frozen=True)

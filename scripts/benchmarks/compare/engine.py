@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import aiohttp
+
 from scripts.benchmarks.common.contenders import Contender, Entry, Workbench, read_entry
 from scripts.benchmarks.common.figures import Spread, describe_machine, ratios, table, write_json
 from scripts.benchmarks.common.floors import Floor, floor_of
@@ -20,6 +22,7 @@ from scripts.benchmarks.common.machine import QUIET, Probe, Watch, cpu_name, pro
 DEFAULT = ("baton", "bare", "transformers", "llama.cpp:bf16", "llama.cpp:q8_0", "llama.cpp:q4_0")
 FOR_HYBRIDS = ("openvino:int8", "openvino:bf16")
 SHORT_PROMPT = 16
+FAILURES = (RuntimeError, OSError, aiohttp.ClientError)  # raised if the process of a contender fails
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,45 @@ def run(options: argparse.Namespace, workbench: Workbench) -> int:
     entries = [entry for entry in entries if not workbench.missing(entry)]
     plan = Plan(options.rounds or 5, options.prompt, options.steps, options.batches, options.repeats, options.behind)
     with contextlib.ExitStack() as stack:
-        contenders = {entry.name: stack.enter_context(workbench.open(entry)) for entry in entries}
-        vocabulary = workbench.config["vocab_size"]
-        turns = Rounds(contenders, plan, vocabulary, workbench.threads, random.Random(0)).run()
-    show(turns, entries, plan, workbench.config)
-    record = {"command": "engine", "model": options.model, "machine": describe_machine(workbench.threads)}
-    summary = {cell.name: summarise(turns, cell, entries) for cell in plan.cells()}
-    write_json(options.json, record | {"turns": [asdict(turn) for turn in turns], "summary": summary})
-    return 0
+        contenders, failures = open_all(entries, workbench, stack)
+        rounds = Rounds(contenders, plan, workbench.config["vocab_size"], workbench.threads, random.Random(0))
+        turns = rounds.run()
+        failures |= rounds.failures
+        entries = [entry for entry in entries if entry.name not in failures]
+        if entries:
+            show(turns, entries, plan, workbench.config)
+        for name, reason in failures.items():
+            print(f"{name} failed and is left out: {reason}")
+        record = {"command": "engine", "model": options.model, "machine": describe_machine(workbench.threads)}
+        summary = {cell.name: summarise(turns, cell, entries) for cell in plan.cells() if entries}
+        of_turns = {"turns": [asdict(turn) for turn in turns], "summary": summary, "failures": failures}
+        write_json(options.json, record | of_turns)
+    return 0 if entries else 1
+
+
+def open_all(
+    entries: Sequence[Entry], workbench: Workbench, stack: contextlib.ExitStack
+) -> tuple[dict[str, Contender], dict[str, str]]:
+    """Start the contenders, until `stack` is closed. Return them, and the reason for each that failed, by name."""
+    contenders, failures = dict[str, Contender](), dict[str, str]()
+    for entry in entries:
+        try:
+            contenders[entry.name] = stack.enter_context(workbench.open(entry))
+        except FAILURES as error:
+            failures[entry.name] = first_line(error)
+    return contenders, failures
+
+
+def first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(":")
+
+
+class ContenderFailed(RuntimeError):
+    """A contender failed in a turn: its process ended, or its answer is not the one that was asked for."""
+
+    def __init__(self, name: str, cell: str, error: Exception) -> None:
+        super().__init__(f"in {cell!r}: {first_line(error)}")
+        self.name = name
 
 
 def default(workbench: Workbench) -> list[Entry]:
@@ -111,16 +145,30 @@ class Rounds:
         self._contenders, self._plan = contenders, plan
         self._vocabulary, self._threads = vocabulary, threads
         self._random = rng
+        self.failures = dict[str, str]()  # the reason for each contender that `run` has left out
 
     def run(self) -> list[Turn]:
+        """Take all turns. A contender that fails is left out from then on, and its turn is repeated without it."""
         turns = list[Turn]()
         for number in range(self._plan.rounds + 1):
             print(f"round {number} of {self._plan.rounds}", file=sys.stderr, flush=True)
-            turns += [self.turn(cell, number) for cell in self._plan.cells()]
+            turns += [turn for cell in self._plan.cells() if (turn := self._turn_of_survivors(cell, number))]
         return [turn for turn in turns if turn.round]
 
+    def _turn_of_survivors(self, cell: Cell, number: int) -> Turn | None:
+        while self._contenders:
+            try:
+                return self.turn(cell, number)
+            except ContenderFailed as failed:
+                del self._contenders[failed.name]
+                self.failures[failed.name] = str(failed)
+        return None
+
     def turn(self, cell: Cell, number: int) -> Turn:
-        """Take a turn, and repeat it while other processes disturb it, except in round 0; return the quietest turn."""
+        """Take a turn, and repeat it while other processes disturb it, except in round 0; return the quietest turn.
+
+        Raises ContenderFailed if a contender fails.
+        """
         if number == 0:
             return self._turn(cell, 0)
         turns: list[Turn] = []
@@ -143,7 +191,10 @@ class Rounds:
 
     def _figure(self, name: str, cell: Cell, prompts: list[list[int]]) -> float:
         contender = self._contenders[name]
-        return contender.decode(prompts, self._plan.steps) if cell.rows else contender.prefill(prompts[0])
+        try:
+            return contender.decode(prompts, self._plan.steps) if cell.rows else contender.prefill(prompts[0])
+        except FAILURES as error:
+            raise ContenderFailed(name, cell.name, error) from error
 
     def _draw(self, tokens: int) -> list[int]:
         return [self._random.randrange(self._vocabulary) for _ in range(tokens)]

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
@@ -55,8 +56,9 @@ class Peer:
 
     def generate(self, prompts: list[list[int]], tokens: int) -> Generated:
         """Generate `tokens` tokens for each prompt. Raises RuntimeError if the process has died or returned fewer."""
-        self._requests.write(json.dumps({"prompts": prompts, "tokens": tokens}).encode() + b"\n")
-        self._requests.flush()
+        with suppress(BrokenPipeError):  # `_read` reports a process that has died
+            self._requests.write(json.dumps({"prompts": prompts, "tokens": tokens}).encode() + b"\n")
+            self._requests.flush()
         generated = Generated(**self._read())
         if any(len(row) != tokens for row in generated.tokens):
             raise RuntimeError(f"asked for {tokens} tokens, got {[len(row) for row in generated.tokens]}")
@@ -80,4 +82,4 @@ class Peer:
             return json.loads(line)
         self._process.wait()
         tail = self._log.read_text(errors="replace")[-2000:]
-        raise RuntimeError(f"{self._process.args[1:]} ended with code {self._process.returncode}:\n{tail}")  # type: ignore[index]
+        raise RuntimeError(f"the process ended with code {self._process.returncode} (log: {self._log}):\n{tail}")
