@@ -78,11 +78,10 @@ void sums_of(const PackedMatrix<T> &m, const Rows<T> &rows_of_x, int64_t block, 
             const Number<T> *x = rows_of_x.from(row).first + from * Step<T>::INPUTS;
             const int64_t of_input = STEP_BYTES / Step<T>::INPUTS;
             const Prefetch prefetch{next + steps * STEP_BYTES * t / tiles, of_input / tiles, !are_few};
-            float *kept = sums + row * OUT;
             with_rows(rows, [&](auto tile) {
-                tile.each([=](floats &sum, int r, int column) { sum = load(kept + r * OUT + column); });
-                tile.add(x, rows_of_x.stride, weights, steps, prefetch);
-                tile.each([=](floats sum, int r, int column) { put(kept + r * OUT + column, sum); });
+                tile.update(sums + row * OUT, [&]() __attribute__((always_inline)) {
+                    tile.add(x, rows_of_x.stride, weights, steps, prefetch);
+                });
             });
         }
     }

@@ -218,6 +218,14 @@ struct RowSums {
             for (int v = 0; v < VECTORS; v++) f(held[row][v], row, v * LANES);
     }
 
+    // Read the sums from `kept` [ROWS, OUT], call f, and store them there again.
+    template <class F>
+    __attribute__((always_inline)) void update(float *kept, F f) {
+        each([=](floats &sum, int row, int column) { sum = load(kept + row * OUT + column); });
+        f();
+        each([=](floats sum, int row, int column) { put(kept + row * OUT + column, sum); });
+    }
+
     // Add x [ROWS, steps] · weights [steps, OUT], step by step; prefetch.step() is called before each one.
     template <class X, class W, class P = NoPrefetch>
     __attribute__((always_inline)) void add(const X *x, int64_t x_stride, const W *weights, int64_t steps,
@@ -291,13 +299,10 @@ __attribute__((always_inline)) inline void for_row_tiles(int64_t rows, float *su
     const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
     const auto call = [=](int64_t t, auto f) __attribute__((always_inline)) {
         const int64_t row = rows * t / tiles, end = rows * (t + 1) / tiles;
-        float *const kept = sums + row * OUT;
         const char *const part = static_cast<const char *>(next) + STRETCH * bytes * t / tiles;
         const Prefetch prefetch{part, bytes / tiles, rows > FEW};
         with_rows<(MAX_ROWS + 1) / 2>(end - row, [=](auto tile) {
-            tile.each([=](floats &sum, int r, int column) { sum = load(kept + r * OUT + column); });
-            f(tile, row, prefetch);
-            tile.each([=](floats sum, int r, int column) { put(kept + r * OUT + column, sum); });
+            tile.update(sums + row * OUT, [&]() __attribute__((always_inline)) { f(tile, row, prefetch); });
         });
     };
     call(0, first);

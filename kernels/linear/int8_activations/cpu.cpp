@@ -111,10 +111,9 @@ struct Product {
             const auto add = [&](int64_t t, auto quads) __attribute__((always_inline)) {
                 const int64_t row = m.rows * t / tiles;
                 with_rows<LEAST, MOST>(m.rows * (t + 1) / tiles - row, [&](auto tile) {
-                    float *const kept = sums + row * OUT;
-                    tile.each([=](floats &sum, int r, int column) { sum = load(kept + r * OUT + column); });
-                    for (int g = 0; g < count; g++) quads(g, tile, m.x + row * m.x_stride);
-                    tile.each([=](floats sum, int r, int column) { put(kept + r * OUT + column, sum); });
+                    tile.update(sums + row * OUT, [&]() __attribute__((always_inline)) {
+                        for (int g = 0; g < count; g++) quads(g, tile, m.x + row * m.x_stride);
+                    });
                 });
             };
             add(0, [&](int g, auto &tile, const uint8_t *own) __attribute__((always_inline)) {
@@ -202,15 +201,8 @@ extern "C" void baton_int8_activations_linear(int type, int form, const void *x,
                                               const void *bias, void *y, int64_t y_stride, int64_t rows,
                                               int64_t inputs, int64_t outputs) {
     using namespace baton;
-    with_type(type, [=](auto *t) {
-        const Form given(form, inputs);
-        with_bits(given.bits, [=](auto bits) {
-            using T = std::remove_pointer_t<decltype(t)>;
-            const auto *const data = static_cast<const uint8_t *>(blocks);
-            const auto *const row = static_cast<const T *>(x), *const added = static_cast<const T *>(bias);
-            const QuantizedMatrix<bits, T> m{data, given, row, added, x_stride, rows, inputs, outputs, nullptr};
-            linear(m, static_cast<T *>(y), y_stride);
-        });
+    with_matrix(type, form, blocks, {x, bias, x_stride, rows, inputs, outputs}, [=](const auto &m) {
+        linear(m, static_cast<typename std::decay_t<decltype(m)>::Input *>(y), y_stride);
     });
 }
 

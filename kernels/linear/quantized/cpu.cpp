@@ -67,10 +67,9 @@ void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums
         const auto add = [&](int64_t t, auto before) {
             const int64_t row = m.rows * t / tiles;
             with_rows<LEAST, MOST>(m.rows * (t + 1) / tiles - row, [&](auto tile) {
-                float *const kept = sums + row * OUT;
-                tile.each([=](floats &sum, int r, int column) { sum = load(kept + r * OUT + column); });
-                add_groups(tile, m.from_row(row, tile.COUNT), first, static_cast<int>(count), scales, weights, before);
-                tile.each([=](floats sum, int r, int column) { put(kept + r * OUT + column, sum); });
+                tile.update(sums + row * OUT, [&]() __attribute__((always_inline)) {
+                    add_groups(tile, m.from_row(row, tile.COUNT), first, static_cast<int>(count), scales, weights, before);
+                });
             });
         };
         add(0, [&](int g) __attribute__((always_inline)) {
@@ -260,15 +259,8 @@ extern "C" void baton_quantized_linear(int type, int form, const void *x, int64_
                                        const void *bias, void *y, int64_t y_stride, int64_t rows, int64_t inputs,
                                        int64_t outputs) {
     using namespace baton;
-    with_type(type, [=](auto *t) {
-        const Form given(form, inputs);
-        with_bits(given.bits, [=](auto bits) {
-            using T = std::remove_pointer_t<decltype(t)>;
-            const auto *const data = static_cast<const uint8_t *>(blocks);
-            const auto *const row = static_cast<const T *>(x), *const added = static_cast<const T *>(bias);
-            const QuantizedMatrix<bits, T> m{data, given, row, added, x_stride, rows, inputs, outputs, nullptr};
-            linear(m, static_cast<T *>(y), y_stride);
-        });
+    with_matrix(type, form, blocks, {x, bias, x_stride, rows, inputs, outputs}, [=](const auto &m) {
+        linear(m, static_cast<typename std::decay_t<decltype(m)>::Input *>(y), y_stride);
     });
 }
 
@@ -276,14 +268,8 @@ extern "C" void baton_quantized_linear(int type, int form, const void *x, int64_
 extern "C" void baton_quantized_look_up(int type, int form, const void *blocks, const int64_t *tokens, void *y,
                                         int64_t rows, int64_t inputs) {
     using namespace baton;
-    with_type(type, [=](auto *t) {
-        const Form given(form, inputs);
-        with_bits(given.bits, [=](auto bits) {
-            using T = std::remove_pointer_t<decltype(t)>;
-            const auto *const data = static_cast<const uint8_t *>(blocks);
-            const QuantizedMatrix<bits, T> m{data, given, nullptr, nullptr, 0, rows, inputs, 0, nullptr};
-            look_up(m, tokens, static_cast<T *>(y));
-        });
+    with_matrix(type, form, blocks, {nullptr, nullptr, 0, rows, inputs, 0}, [=](const auto &m) {
+        look_up(m, tokens, static_cast<typename std::decay_t<decltype(m)>::Input *>(y));
     });
 }
 

@@ -1,7 +1,10 @@
 // A weight of integers together with the rows that it is multiplied with, and the product for one block of outputs.
 #pragma once
 
+#include <type_traits>
+
 #include "linear/dense/product.h"
+#include "runtime/cpp/numbers.h"
 
 namespace baton {
 
@@ -65,6 +68,12 @@ template <int BITS, class T>
 void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums, TileRegisters &registers,
                 const void *following = nullptr);
 
+// Arguments of a product: QuantizedMatrix has them, with types.
+struct Operands {
+    const void *x, *bias;
+    int64_t x_stride, rows, inputs, outputs;
+};
+
 // Call f(integral_constant<int, bits>()) for the bits of a form.
 template <class F>
 void with_bits(int bits, F f) {
@@ -74,6 +83,20 @@ void with_bits(int bits, F f) {
         case 6: return f(std::integral_constant<int, 6>());
         default: return f(std::integral_constant<int, 8>());
     }
+}
+
+// Call f(matrix) with the QuantizedMatrix for inputs of this type and weights of this form, which lie in `blocks`.
+template <class F>
+void with_matrix(int type, int form, const void *blocks, const Operands &o, F f) {
+    with_type(type, [&](auto *t) {
+        const Form given(form, o.inputs);
+        with_bits(given.bits, [&](auto bits) {
+            using T = std::remove_pointer_t<decltype(t)>;
+            const auto *const x = static_cast<const T *>(o.x), *const bias = static_cast<const T *>(o.bias);
+            const auto *const data = static_cast<const uint8_t *>(blocks);
+            f(QuantizedMatrix<bits, T>{data, given, x, bias, o.x_stride, o.rows, o.inputs, o.outputs, nullptr});
+        });
+    });
 }
 
 }  // namespace baton
