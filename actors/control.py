@@ -80,12 +80,13 @@ class Speeds(Struct, tag=True, array_like=True):
 
     operation: float = 0.0  # seconds for one arithmetic operation of the model, in the unit of Costs.compute
     byte: float = 0.0  # seconds for one byte of a copy to or from host memory
-    decode: float = 0.0  # seconds for a step without prompts
+    decode: float = 0.0  # seconds for a step without prompts, of `rows` rows
     prompt: float = 0.0  # seconds for each prompt token of a mixed step
     mixed: float = 0.0  # fixed extra seconds of a mixed step, however few prompt tokens it has
     draft: float = 0.0  # extra seconds for each draft that a step feeds
     turn: float = 0.0  # seconds from the end of a step with drafts to the start of the next step
     prediction: float = 0.0  # extra seconds for each token that the model's head predicts, for all rows together
+    rows: int = 0  # rows of the steps that `decode` was measured with
 
 
 class Pause(Struct, tag=True, array_like=True):

@@ -123,8 +123,9 @@ class MeasuredDevice:
         self._device, self._costs, self._page_size, self._report = device, costs, page_size, report
         self._changing = threading.Lock()
         self._steps, self._copies = Interruptions(processor_time), Interruptions(processor_time)
-        self._computing, self._moving, self._decoding, self._beside = Pace(), Pace(), Pace(), Line()
-        self._of_rows: dict[int, Pace] = {}  # steps without prompts and drafts, by their number of rows
+        self._computing, self._moving, self._beside = Pace(), Pace(), Line()
+        self._decoding: dict[int, Pace] = {}  # steps without prompts and drafts, by their number of rows
+        self._rows = 0  # rows of the newest such step
         self._drafting, self._predicting, self._turning = Pace(), Pace(), Pace()
         self._drafted = 0.0  # when the last step ended, by perf_counter; 0: it had neither drafts nor predictions
         self._reported = Speeds()
@@ -136,7 +137,7 @@ class MeasuredDevice:
         if self._drafted and work.decodes:
             waited, self._drafted = perf_counter() - self._drafted, 0.0
             # After a longer time there was nothing to compute.
-            if waited < max(self._decoding.value, LONGEST_TURN):
+            if waited < max(self._decode(self._rows), LONGEST_TURN):
                 self._turning.add(1, waited)
         began = self._steps.begin()
         return ObservedPending(self._device.launch(work), lambda seconds: self._done(work, began, seconds))
@@ -152,11 +153,20 @@ class MeasuredDevice:
 
     def _expected(self, work: Work) -> float:
         """Return the seconds that a step should take, drafts not counted; 0 if that is not known yet."""
-        tokens = tokens_of(work)
+        tokens, decode = tokens_of(work), self._decode(len(work.decodes))
         each, fixed = self._beside.parts
-        if (tokens and not each) or (work.decodes and not self._decoding.value):
+        if (tokens and not each) or (work.decodes and not decode):
             return 0.0
-        return (self._decoding.value if work.decodes else 0.0) + (fixed + each * tokens if tokens else 0.0)
+        return decode + (fixed + each * tokens if tokens else 0.0)
+
+    def _decode(self, rows: int) -> float:
+        """Return the seconds of a step without prompts and drafts, of as many rows as measured that are next to `rows`.
+
+        Return 0 for no rows, and before the first measurement.
+        """
+        if not rows or not self._decoding:
+            return 0.0
+        return self._decoding[min(self._decoding, key=lambda measured: abs(measured - rows))].value
 
     def _computed(self, work: Work, seconds: float) -> None:
         tokens = tokens_of(work)
@@ -169,16 +179,14 @@ class MeasuredDevice:
         if not work.decodes and not tokens:
             pass  # accepted drafts of a row that is gone
         elif drafts or predicted:
-            if self._of_rows and not tokens:
-                rows = min(self._of_rows, key=lambda measured: abs(measured - len(work.decodes)))
-                self._speculated(drafts, predicted, max(seconds - self._of_rows[rows].value, 0.0))
+            if self._decoding and not tokens:
+                self._speculated(drafts, predicted, max(seconds - self._decode(len(work.decodes)), 0.0))
         elif not tokens and not work.drafts:
-            self._decoding.add(1, seconds)
-            self._of_rows.setdefault(len(work.decodes), Pace()).add(1, seconds)
+            self._rows = len(work.decodes)
+            self._decoding.setdefault(self._rows, Pace()).add(1, seconds)
         elif tokens and (work.decodes or not any(self._beside.parts)):
             # Until the first mixed step, steps with only prompts are used instead.
-            decoding = self._decoding.value if work.decodes else 0.0
-            self._beside.add(tokens, max(seconds - decoding, 0.0))
+            self._beside.add(tokens, max(seconds - self._decode(len(work.decodes)), 0.0))
 
     def _speculated(self, drafts: int, predicted: int, seconds: float) -> None:
         """Add the extra seconds of a step with drafts, predictions or both.
@@ -212,10 +220,10 @@ class MeasuredDevice:
             self._say()
 
     def _say(self) -> None:
-        paces = self._computing.value, self._moving.value, self._decoding.value
+        paces = self._computing.value, self._moving.value, self._decode(self._rows)
         prompt, mixed = self._beside.parts
         speculating = self._drafting.value, self._turning.value, self._predicting.value
-        now = Speeds(*paces, prompt, mixed, *speculating)
+        now = Speeds(*paces, prompt, mixed, *speculating, self._rows)
         pairs = zip(astuple(now), astuple(self._reported), strict=True)
         if any(new > CHANGED * old or old > CHANGED * new for new, old in pairs):
             self._reported = now

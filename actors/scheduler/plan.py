@@ -22,6 +22,10 @@ LEAST_CHUNK = 16
 PROBED = 16
 # Without --step-time a mixed step may take as long as this many steps without prompts.
 DECODE_STEPS = 4
+# Two steps in TIMED may leave prompts out, so that the time of a step without prompts is measured: if it is known only
+# for more than NEAR times as many rows, or as few, and in any case two steps in RETIMED. Two, because the first one may
+# replay drafts of the step before it, and is not measured then.
+TIMED, RETIMED, NEAR = 8, 64, 1.25
 # A prompt gets a checkpoint at its first message end and at this many of its last message ends.
 NEWEST_ENDS = 4
 
@@ -48,7 +52,8 @@ def plan(state: SchedulerState) -> Plan:
         plan_checkpoints(commands.step, moves)
         # A row draws a token, and so needs its mask, only if the step brings it to its prompt's end or further.
         drawing = [row for row, _, end in moves if end >= row.length]
-        if state.limits.drafts and (commands.step.decodes or (drawing and state.limits.predictions)):
+        may_draft = state.limits.drafts and not commands.step.is_timed
+        if may_draft and (commands.step.decodes or (drawing and state.limits.predictions)):
             commands.step.drafts = plan_drafts(state, commands.step)
             commands.step.predict = plan_predictions(state, commands.step)
             commands.step.propose = most_proposed(state, commands.step)
@@ -126,7 +131,7 @@ def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
     together = [row for row in rows if row.position < row.steady_until or not row.suspect]
     alone = [row for row in rows if row.suspect][:1] if len(together) < len(rows) else []
     for group in (together, alone) if state.last_step_isolated else (alone, together):
-        step = fill_step(state.limits, tokens_in_time(state), group, isolated=group is alone)
+        step = fill_step(state, group, isolated=group is alone)
         if step.chunks or step.decodes:
             decodes = set(step.decodes)
             others = [row for row in rows if row.grant not in decodes] if len(decodes) < len(rows) else []
@@ -135,14 +140,15 @@ def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
     return None
 
 
-def fill_step(limits: Limits, in_time: int, rows: list[ScheduledRow], isolated: bool) -> StepPlan:
+def fill_step(state: SchedulerState, rows: list[ScheduledRow], isolated: bool) -> StepPlan:
     """Fill a step with decoding rows and prompt chunks, within limits.step_tokens.
 
     While prompts wait, a quarter of the tokens is reserved for them. If more rows can decode than fit, they take turns.
+    If rows decode, the time for prompts is limited, so that inter-token latency stays low.
 
-    in_time: the most prompt tokens if rows decode in the step, so that inter-token latency stays low.
     rows: the candidates. isolated: whether the only candidate is a suspect row.
     """
+    limits = state.limits
     # decode
     decodable = [
         row for row in rows if row.position < row.steady_until or (not row.prefilling and row.fits(1) and row.may_draw)
@@ -155,8 +161,25 @@ def fill_step(limits: Limits, in_time: int, rows: list[ScheduledRow], isolated: 
     step = StepPlan([], [row.grant for row in decodable[:room]], [], [], [], isolated)
     # prefill
     tokens = limits.step_tokens - len(step.decodes)
-    step.chunks = share_out(limits, prompts, min(tokens, in_time) if step.decodes else tokens)
+    step.is_timed = bool(prompts and step.decodes) and is_to_be_timed(state, len(step.decodes))
+    if step.decodes:
+        tokens = 0 if step.is_timed else min(tokens, tokens_in_time(state))
+    step.chunks = share_out(limits, prompts, tokens)
     return step
+
+
+def is_to_be_timed(state: SchedulerState, rows: int) -> bool:
+    """Return whether prompts are left out of a step, so that its time without them is measured.
+
+    Otherwise no such step would run while prompts wait: after the number of rows has grown, the time budget of mixed
+    steps would stay too small, and prompts would wait even longer.
+
+    rows: how many rows decode in the step.
+    """
+    speeds, steps = state.speeds, state.steps
+    if not speeds.prompt or steps % TIMED > 1:
+        return False
+    return steps % RETIMED <= 1 or not speeds.rows / NEAR <= rows <= speeds.rows * NEAR
 
 
 def tokens_in_time(state: SchedulerState) -> int:

@@ -156,6 +156,7 @@ class StepPlan:
     checkpoints: list[tuple[int, int]]  # (grant, position) of states to save, for which there are slots
     missed: list[tuple[int, int]]  # (grant, position) of states that are not saved, because a slot is missing
     isolated: bool  # the step is for a suspect row alone
+    is_timed: bool = False  # prompts and drafts are left out, so that the time without them is measured
     masks: list[RowMask] = field(default_factory=list)  # the masks of the rows that draw a token in this step
     drafts: dict[int, list[int]] = field(default_factory=dict)  # by grant: the drafts that rows in `decodes` feed
     propose: int = 0  # most tokens that results is to propose for each row after this step

@@ -15,7 +15,7 @@ from baton.actors.requests import Request, RetireReason
 from baton.actors.results.actor import RequestHistory, ResultProcessor
 from baton.actors.scheduler import plan
 from baton.actors.scheduler.actor import Scheduler
-from baton.actors.scheduler.plan import Limits, ScheduledRow, SchedulerState, StepPlan
+from baton.actors.scheduler.plan import ScheduledRow, SchedulerState, StepPlan
 from baton.actors.tokens import pack
 from baton.models.text.stop_strings import StopStrings
 from tests.simulation import client
@@ -372,11 +372,11 @@ def same_rows_decode_every_step(patch: Patch) -> None:
     """Planted bug: when more rows decode than fit into a step, the same first ones decode every time."""
     original = plan.fill_step
 
-    def fill_step(limits: Limits, in_time: int, rows: list[ScheduledRow], isolated: bool) -> StepPlan:
+    def fill_step(state: SchedulerState, rows: list[ScheduledRow], isolated: bool) -> StepPlan:
         served = [row.served for row in rows]
         for row in rows:
             row.served = 0
-        step = original(limits, in_time, rows, isolated)
+        step = original(state, rows, isolated)
         for row, step_number in zip(rows, served, strict=True):
             row.served = step_number
         return step

@@ -49,6 +49,11 @@ def step_time_ignored(patch: Patch) -> None:
     patch(plan, "tokens_in_time", lambda state: state.limits.step_tokens)
 
 
+def prompts_left_out_while_rows_decode(patch: Patch) -> None:
+    """Planted bug: every step in which rows decode is timed without prompts, so that prompts starve."""
+    patch(plan, "is_to_be_timed", lambda state, rows: state.speeds.prompt > 0)
+
+
 def no_row_retracted_for_a_flow(patch: Patch) -> None:
     """Planted bug: a flow that holds all rows keeps them until its requests end."""
     patch(plan, "plan_turns", lambda *_: None)

@@ -15,7 +15,7 @@ from baton.actors.forward.device import Work, WorkChunk, WorkCommit, WorkDraft, 
 from baton.actors.forward.launching import Device, Done
 from baton.actors.messages import Ran, Transferred
 from baton.actors.runtime.speeds import REMEMBERED, Line, Pace, measured
-from baton.actors.scheduler.plan import Limits, SchedulerState, tokens_in_time
+from baton.actors.scheduler.plan import Limits, SchedulerState, is_to_be_timed, tokens_in_time
 from baton.models.hash import HashModel
 from tests.actors.ring import running
 
@@ -141,6 +141,28 @@ def test_prompt_tokens_of_mixed_steps_converge(step_s: float, token_s: float, to
         sleeper.takes = 0.0004 + (step_s + token_s * chunks[-1]) * noise.uniform(0.8, 1.2)
         run(device, Work(state.steps, [WorkChunk(1, 0, chunks[-1], True)], [0], [4], []))
     assert statistics.median(chunks[200:]) == pytest.approx(tokens, rel=0.4)
+
+
+def test_more_rows_that_decode_while_prompts_wait_give_prompts_more_time() -> None:
+    """A step takes 5 ms and 2 ms a row. At first one row decodes, then sixteen, while prompts always wait."""
+    limits, sleeper = Limits(step_tokens=512), Sleeper()
+    state = SchedulerState(limits)
+    device = measured(sleeper, Costs(), 4, lambda speeds: setattr(state, "speeds", speeds))  # type: ignore[arg-type]
+
+    def step(rows: int, tokens: int) -> float:
+        sleeper.takes = 0.005 + 0.002 * rows + 0.001 * tokens
+        chunks = [WorkChunk(99, 0, tokens, True)] if tokens else []
+        run(device, Work(state.steps, chunks, [*range(rows)], [8] * rows, []))
+        return sleeper.takes
+
+    step(0, 100)
+    for tokens in (0, 16, 21, 16, 21):
+        step(1, tokens)
+    assert tokens_in_time(state) <= 25, "four steps of 7 ms"
+    times = list[float]()
+    for state.steps in range(1, 64):
+        times.append(step(16, 0 if is_to_be_timed(state, 16) else tokens_in_time(state)))
+    assert times[0] < times[-1] == pytest.approx(4 * 0.037, rel=0.1), "four steps of 37 ms"
 
 
 def test_old_measurements_count_less() -> None:

@@ -94,7 +94,7 @@ def test_a_prompt_gets_its_share_even_if_more_rows_decode_than_fit() -> None:
 def test_the_time_of_a_mixed_step_limits_its_prompt_tokens() -> None:
     def chunk(speeds: Speeds, step_time: float, *others: ScheduledRow) -> int:
         current = state(row(1, 0, 4000), *others, step_tokens=512, step_time=step_time)
-        current.speeds = speeds
+        current.speeds, current.steps = speeds, 2  # no step whose time without prompts is to be measured
         step = plan(current).step
         assert step is not None
         return step.chunks[0].tokens
@@ -111,6 +111,26 @@ def test_the_time_of_a_mixed_step_limits_its_prompt_tokens() -> None:
     assert chunk(structs.replace(slow, mixed=0.2), 0.0, decoding) == 200, "however little is left"
     assert chunk(structs.replace(slow, mixed=0.2), 0.05, decoding) == LEAST_CHUNK, "a time that is set is kept"
     assert chunk(Speeds(), 0.05, decoding) == chunk(Speeds(prompt=0.001), 0.0, decoding) == 511, "nothing is known"
+
+
+def test_the_time_of_a_step_without_prompts_is_measured_again_if_the_number_of_rows_has_changed() -> None:
+    def timed(speeds: Speeds, *others: ScheduledRow) -> list[int]:
+        """Return the steps that feed no prompt."""
+        current = state(row(1, 0, 4000), *others, step_tokens=512)
+        current.speeds, without = speeds, list[int]()
+        for current.steps in range(64, 128):
+            step = plan(current).step
+            assert step is not None and len(step.decodes) == len(others)
+            without += [] if step.chunks else [current.steps]
+        return without
+
+    eight = [row(grant, 8) for grant in range(2, 10)]
+    known = Speeds(decode=0.01, prompt=0.001, rows=8)
+    often = [number for number in range(64, 128) if number % 8 < 2]
+    assert timed(known, *eight) == timed(known, *eight[:7]) == timed(known, *eight, row(10, 8), row(11, 8)) == [64, 65]
+    assert timed(known, *eight[:6]) == timed(known, *eight, *(row(grant, 8) for grant in (10, 11, 12))) == often
+    assert timed(Speeds(prompt=0.001), *eight) == often, "nothing is known of decoding"
+    assert timed(Speeds(), *eight) == timed(known) == [], "no step is measured, or nothing decodes"
 
 
 def test_rows_that_do_not_fit_into_a_step_take_turns() -> None:
