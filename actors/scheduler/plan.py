@@ -199,17 +199,22 @@ def tokens_in_time(state: SchedulerState) -> int:
 
 
 def share_out(limits: Limits, prompts: list[ScheduledRow], tokens: int) -> list[Chunk]:
-    """Hand out prompt tokens in order, but reserve a quarter for the first prompt of every other flow.
+    """Hand out prompt tokens in order, but reserve a quarter for the first prompts of other flows, the shortest first.
 
-    This keeps a long prompt from delaying a short prompt of another flow.
+    This keeps a long prompt from delaying a short prompt of another flow. Only a few prompts advance in a step, because
+    it reads and writes the state of each row that it advances, however few its tokens are.
     """
-    firsts = {row.record.flow: row for row in reversed(prompts)}
-    share = tokens // 4 // max(len(firsts) - 1, 1)
-    reserved = {flow: min(row.feedable, share) for flow, row in firsts.items()}
+    firsts: dict[str, ScheduledRow] = {}
+    for row in prompts:
+        firsts.setdefault(row.record.flow, row)
+    reserved, room = dict[int, int](), tokens // 4
+    for row in sorted([*firsts.values()][1:], key=lambda row: row.length - row.position):
+        reserved[row.grant] = min(row.feedable, room)
+        room -= reserved[row.grant]
     chunks, all_reserved = [], sum(reserved.values())
     for row in prompts:
         # End this row's reservation: tokens that it does not use go to the prompts after it.
-        all_reserved -= reserved.pop(row.record.flow, 0)
+        all_reserved -= reserved.get(row.grant, 0)
         length = chunk_length(limits, row, tokens - all_reserved)
         if length > 0:
             chunks.append(Chunk(row.grant, length))

@@ -133,14 +133,16 @@ def check_shares(state: SchedulerState, step: Step) -> None:
 
 
 def check_other_flows(limits: Limits, together: list[ScheduledRow], step: Step, left: int) -> None:
-    """Check that a quarter of the prompt tokens goes to the first prompts of all flows but the one served first."""
+    """Check that a quarter of the prompt tokens goes to the first prompts of other flows, the shortest first."""
     firsts: dict[str, ScheduledRow] = {}
     for row in together:
         if row.prefilling and chunk_length(limits, row, 1):
             firsts.setdefault(row.record.flow, row)
     lengths = {chunk.grant: chunk.tokens for chunk in step.chunks}
-    for row in firsts.values():
-        due = min(row.feedable, left // 4 // max(len(firsts) - 1, 1))
+    quarter = left // 4
+    for row in sorted(list(firsts.values())[1:], key=lambda row: row.length - row.position):
+        due = min(row.feedable, quarter)
+        quarter -= due
         missing = chunk_length(limits, row, left) and due > lengths.get(row.grant, 0)
         assert not missing, f"step {step.step} gives grant {row.grant} less than {due} tokens"
 

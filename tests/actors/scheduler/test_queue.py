@@ -110,4 +110,14 @@ def test_a_long_prompt_leaves_a_quarter_to_those_of_other_flows() -> None:
     running = [row(record(0, "a"), 0, 1000), row(record(1, "b"), 0, 3), row(record(2, "c"), 0, 90)]
     step = plan(state(running, [], step_tokens=40)).step
     assert step is not None
-    assert [(chunk.grant, chunk.tokens) for chunk in step.chunks] == [(0, 32), (1, 3), (2, 5)]
+    assert [(chunk.grant, chunk.tokens) for chunk in step.chunks] == [(0, 30), (1, 3), (2, 7)]
+
+
+def test_the_quarter_goes_to_few_prompts_at_a_time() -> None:
+    running = [row(record(arrival, f"flow {arrival}"), 0, 128) for arrival in range(32)]
+    step = plan(state(running, [], step_tokens=512, max_running=32)).step
+    assert step is not None
+    assert [(chunk.grant, chunk.tokens) for chunk in step.chunks] == [(grant, 128) for grant in range(4)]
+    step = plan(state(running, [], step_tokens=120, max_running=32)).step
+    assert step is not None
+    assert [(chunk.grant, chunk.tokens) for chunk in step.chunks] == [(0, 90), (1, 30)]
