@@ -39,14 +39,24 @@ LONGEST_TURN = 0.02
 
 
 class Pace:
-    """A moving average of the seconds that one piece of work takes: one operation, one byte or one step."""
+    """A moving average of the seconds that one piece of work takes: one operation, one byte or one step.
+
+    The first measurement counts until there is a second one: the first step of a size is recorded for later ones, which
+    takes longer.
+    """
 
     def __init__(self) -> None:
         self._amount = self._seconds = 0.0
+        self._number = 0  # of measurements
 
-    def add(self, amount: float, seconds: float) -> None:
-        self._amount = REMEMBERED * self._amount + amount
-        self._seconds = REMEMBERED * self._seconds + seconds
+    def add(self, amount: float, seconds: float, is_new: bool = False) -> None:
+        """Add a measurement. is_new: it is the first of its size, which only counts if there is no other."""
+        if is_new and self._number:
+            return
+        remembered = REMEMBERED if self._number > 1 else 0.0
+        self._amount = remembered * self._amount + amount
+        self._seconds = remembered * self._seconds + seconds
+        self._number += 1
 
     @property
     def value(self) -> float:
@@ -126,6 +136,7 @@ class MeasuredDevice:
         self._computing, self._moving, self._beside = Pace(), Pace(), Line()
         self._decoding: dict[int, Pace] = {}  # steps without prompts and drafts, by their number of rows
         self._rows = 0  # rows of the newest such step
+        self._sizes = set[tuple[int, int, int]]()  # rows, drafts and predicted tokens of steps without prompts so far
         self._drafting, self._predicting, self._turning = Pace(), Pace(), Pace()
         self._drafted = 0.0  # when the last step ended, by perf_counter; 0: it had neither drafts nor predictions
         self._reported = Speeds()
@@ -174,31 +185,39 @@ class MeasuredDevice:
             prompts = sum(self._costs.saved(chunk.start, chunk.stop) for chunk in work.chunks)
             decodes = sum(self._costs.saved(position, position + 1) for position in work.positions)
             self._computing.add(prompts + decodes, seconds)
-        drafts = sum(len(draft.tokens) for draft in work.drafts)
-        predicted = max((prediction.tokens for prediction in work.predictions), default=0)
-        if not work.decodes and not tokens:
-            pass  # accepted drafts of a row that is gone
-        elif drafts or predicted:
-            if self._decoding and not tokens:
-                self._speculated(drafts, predicted, max(seconds - self._decode(len(work.decodes)), 0.0))
-        elif not tokens and not work.drafts:
-            self._rows = len(work.decodes)
-            self._decoding.setdefault(self._rows, Pace()).add(1, seconds)
-        elif tokens and (work.decodes or not any(self._beside.parts)):
+        speculates = drafts_of(work) or predicted_by(work)
+        if not tokens:
+            self._decoded(work, seconds)
+        elif not speculates and (work.decodes or not any(self._beside.parts)):
             # Until the first mixed step, steps with only prompts are used instead.
             self._beside.add(tokens, max(seconds - self._decode(len(work.decodes)), 0.0))
 
-    def _speculated(self, drafts: int, predicted: int, seconds: float) -> None:
+    def _decoded(self, work: Work, seconds: float) -> None:
+        """Add a step without prompts."""
+        rows, drafts, predicted = size = len(work.decodes), drafts_of(work), predicted_by(work)
+        is_new = size not in self._sizes
+        self._sizes.add(size)
+        if not rows:
+            pass  # accepted drafts of a row that is gone
+        elif (drafts or predicted) and self._decoding:
+            self._speculated(drafts, predicted, max(seconds - self._decode(rows), 0.0), is_new)
+        elif not work.drafts and not predicted:
+            self._rows = rows
+            self._decoding.setdefault(rows, Pace()).add(1, seconds)
+
+    def _speculated(self, drafts: int, predicted: int, seconds: float, is_new: bool) -> None:
         """Add the extra seconds of a step with drafts, predictions or both.
 
         If there are both, what predictions alone have been seen to cost is subtracted, and the rest is the drafts'.
+
+        is_new: no step had as many rows, drafts and predictions before.
         """
         if not predicted:
-            self._drafting.add(drafts, seconds)
+            self._drafting.add(drafts, seconds, is_new)
         elif not drafts:
-            self._predicting.add(predicted, seconds)
+            self._predicting.add(predicted, seconds, is_new)
         elif self._predicting.value:
-            self._drafting.add(drafts, max(seconds - predicted * self._predicting.value, 0.0))
+            self._drafting.add(drafts, max(seconds - predicted * self._predicting.value, 0.0), is_new)
 
     def export(self, key: int, slot: int, pages: list[int], position: int) -> Pending[Transferred]:
         return self._timed(position, self._device.export(key, slot, pages, position))
@@ -233,6 +252,16 @@ class MeasuredDevice:
 def tokens_of(work: Work) -> int:
     """Return the number of prompt tokens of a step."""
     return sum(chunk.stop - chunk.start for chunk in work.chunks)
+
+
+def drafts_of(work: Work) -> int:
+    """Return the number of drafts that a step feeds."""
+    return sum(len(draft.tokens) for draft in work.drafts)
+
+
+def predicted_by(work: Work) -> int:
+    """Return the most tokens that a step predicts for a row."""
+    return max((prediction.tokens for prediction in work.predictions), default=0)
 
 
 def measured(

@@ -23,8 +23,8 @@ PROBED = 16
 # Without --step-time a mixed step may take as long as this many steps without prompts.
 DECODE_STEPS = 4
 # Two steps in TIMED may leave prompts out, so that the time of a step without prompts is measured: if it is known only
-# for more than NEAR times as many rows, or as few, and in any case two steps in RETIMED. Two, because the first one may
-# replay drafts of the step before it, and is not measured then.
+# for more than NEAR times as many rows, or as few, and in any case two steps in RETIMED. The first of the two is not
+# measured if it replays drafts of the step before it, and takes longer if no step before it had as many rows.
 TIMED, RETIMED, NEAR = 8, 64, 1.25
 # A prompt gets a checkpoint at its first message end and at this many of its last message ends.
 NEWEST_ENDS = 4

@@ -5,14 +5,14 @@ from itertools import chain, repeat
 
 from baton.actors.grants import LIKELY, Chunk
 from baton.actors.requests import BY_HEAD
-from baton.actors.scheduler.drafts import LEAST_GAIN, REFRESHED, UNKNOWN_COST, phase
+from baton.actors.scheduler.drafts import LEAST_GAIN, PROBED, REFRESHED, UNKNOWN_COST, phase
 from baton.actors.scheduler.state import ScheduledRow, SchedulerState, StepPlan
 
 # Until tokens were predicted, a predicted token counts as right with this probability.
 UNKNOWN_CHANCE = 1 / 2
-# If predictions do not pay, this many of REFRESHED steps predict a token all the same: its cost, and how often it is
-# right, may have changed.
-TRIED = 4
+# If predictions do not pay, this many steps before one whose drafts may cost nothing predict a token all the same: the
+# costs of predictions and drafts, and how often they are right, may have changed.
+TRIED = 2
 
 
 def plan_predictions(state: SchedulerState, step: StepPlan) -> list[Chunk]:
@@ -22,7 +22,7 @@ def plan_predictions(state: SchedulerState, step: StepPlan) -> list[Chunk]:
     if not rows or phase(state) in (REFRESHED - 1, 0, 1):
         return []
     all_rows = len(step.decodes) + sum(chunk.grant in rows for chunk in step.chunks)
-    is_tried = (state.steps + REFRESHED // 4) % REFRESHED < TRIED
+    is_tried = 0 < PROBED - 1 - state.steps % PROBED <= TRIED
     most = best_number(state, len(rows), max(all_rows, len(rows))) or int(is_tried)
     return [Chunk(grant, min(most, useful)) for grant, useful in rows.items()] if most else []
 

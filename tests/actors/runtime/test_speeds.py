@@ -168,7 +168,10 @@ def test_more_rows_that_decode_while_prompts_wait_give_prompts_more_time() -> No
 def test_old_measurements_count_less() -> None:
     pace = Pace()
     assert pace.value == 0.0
+    pace.add(1.0, 40.0)
+    assert pace.value == 40.0
     pace.add(1.0, 4.0)
+    assert pace.value == 4.0, "the first one took longer than those after it"
     pace.add(1.0, 1.0)
     assert pace.value == (4 * REMEMBERED + 1) / (REMEMBERED + 1)
 

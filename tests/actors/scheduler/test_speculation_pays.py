@@ -18,10 +18,14 @@ DECODE = 0.01
 
 
 class Stream:
-    """One decoding row. costs: seconds of the device. right: how likely each predicted token is right."""
+    """One decoding row. draft, prediction: seconds of the device. right: how likely each predicted token is right.
 
-    def __init__(self, draft: float, prediction: float, right: float) -> None:
+    recording: seconds that the first step of each number of drafts and predictions takes longer.
+    """
+
+    def __init__(self, draft: float, prediction: float, right: float, recording: float = 0.0) -> None:
         self.draft, self.prediction, self.right = draft, prediction, right
+        self.recording, self.recorded = recording, set[tuple[int, int]]()
         self.rng, self.chance, self.known = Random(1), Chance(REMEMBERED_BY_ALL), False
         self.predicted, self.replays = list[bool](), 0  # whether each predicted token is right, and accepted drafts
         self.desk, self.sleeper = Desk(depth=1, drafts=8, predictions=4, max_running=1, step_tokens=64), Sleeper()
@@ -42,6 +46,9 @@ class Stream:
         """Run a step on the device. Return its seconds."""
         drafts, predictions = sum(count(row.tokens) for row in step.drafts), sum(row.tokens for row in step.predict)
         self.sleeper.takes = DECODE + drafts * self.draft + predictions * self.prediction
+        if (drafts, predictions) not in self.recorded:
+            self.recorded.add((drafts, predictions))
+            self.sleeper.takes += self.recording
         fed = [WorkDraft(0, self.replays, (7,) * drafts)] if drafts or self.replays else []
         predicted = [WorkPrediction(0, predictions)] if predictions else []
         run(self.device, Work(step.step, [], [0], [9], [], drafts=fed, predictions=predicted))
@@ -88,6 +95,13 @@ def test_predictions_that_become_right_are_used_again() -> None:
     assert 0.9 < stream.gain(1500) < 1.1
     stream.right = 0.9
     stream.gain(3000)
+    assert stream.gain(1000) > 1.9
+
+
+@pytest.mark.parametrize("recording", [0.005, 0.02, 0.08])
+def test_first_steps_that_take_longer_do_not_keep_drafts_off(recording: float) -> None:
+    stream = Stream(0.0005, 0.001, 0.9, recording)
+    stream.gain(4000)
     assert stream.gain(1000) > 1.9
 
 
