@@ -50,15 +50,16 @@ def norm_terms(width: int) -> int:
 
 
 def lost_exponent(g: Tensor, chunk_size: int) -> float:
-    """Return the magnitude of sums that cancel in the decays e^(γ_i − γ_j), where γ is the running sum of g in a chunk.
+    """Return how many units of rounding the decays e^(γ_i − γ_j) lose, where γ is the running sum of g in a chunk.
 
-    A decay's relative error is that of γ, of which no more than the chunk's g before a token can cancel. Multiplied by
-    the token's own decay e^g, since the error of a decay that vanishes does not count. Adding 0 rounds nothing.
+    A decay's relative error is that of γ. Each addition rounds γ by up to a unit of its magnitude, and these errors are
+    independent, so the root of the sum of their squares counts. It is multiplied by the token's own decay e^g, since the
+    error of a decay that vanishes does not count. Adding 0 rounds nothing.
     g: log decays, at most 0, of tokens in the first dimension.
     """
-    sums = torch.cat([torch.zeros_like(g[:1]), g.double()]).cumsum(0)
-    first = (torch.arange(len(g)) - chunk_size).clamp(min=0)
-    return float(((sums[first] - sums[:-1]) * g.exp() * (g != 0)).max())
+    before = torch.cat([torch.zeros(chunk_size + 1, *g.shape[1:]), g[:-1]]).double()
+    sums, rounds = (x.unfold(0, chunk_size + 1, 1) for x in (before.cumsum(0), before != 0))
+    return float((((sums - sums[..., :1]) * rounds).square().sum(-1).sqrt() * g.exp() * (g != 0)).max())
 
 
 def attention_error(query: Tensor, keys: Tensor, values: Tensor, scale: float, tokens: int) -> float:

@@ -3,7 +3,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from torch import Tensor
 from torch.nn.functional import softplus
 
@@ -133,6 +133,13 @@ def drawn(s: Layout, packed: Packed, dtype: torch.dtype, seed: int = 0, states: 
 @pytest.mark.usefixtures("target")
 @many
 @given(layout=LAYOUTS, packed=packs(), seed=st.integers(0, 9), dtype=DTYPES, states=DTYPES)
+@example(  # the running sum of a chunk's decays reaches 124, and each of its additions is rounded
+    layout=Layout(2, 1, 64, 14, kernel=3, chunk_size=64, bias=True, whole_norm=False),
+    packed=Packed([0, 1, 71, 136], [0, 0, 0], [3, 4, 0], [], 5),
+    seed=0,
+    dtype=F32,
+    states=F32,
+)
 def test_mixer_equals_the_composed_references(
     layout: Layout, packed: Packed, seed: int, dtype: torch.dtype, states: torch.dtype
 ) -> None:
