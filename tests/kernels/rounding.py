@@ -53,7 +53,7 @@ def lost_exponent(g: Tensor, chunk_size: int) -> float:
     """Return how many units of rounding the decays e^(γ_i − γ_j) lose, where γ is the running sum of g in a chunk.
 
     A decay's relative error is that of γ. Each addition rounds γ by up to a unit of its magnitude, and these errors are
-    independent, so the root of the sum of their squares counts. It is multiplied by the token's own decay e^g, since the
+    independent, so the root of the sum of their squares counts. Multiplied by the token's own decay e^g, because the
     error of a decay that vanishes does not count. Adding 0 rounds nothing.
     g: log decays, at most 0, of tokens in the first dimension.
     """
