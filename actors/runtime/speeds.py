@@ -171,13 +171,15 @@ class MeasuredDevice:
         return decode + (fixed + each * tokens if tokens else 0.0)
 
     def _decode(self, rows: int) -> float:
-        """Return the seconds of a step without prompts and drafts, of as many rows as measured that are next to `rows`.
+        """Return the seconds of a step without prompts and drafts, of `rows` rows or the nearest measured number.
 
         Return 0 for no rows, and before the first measurement.
         """
         if not rows or not self._decoding:
             return 0.0
-        return self._decoding[min(self._decoding, key=lambda measured: abs(measured - rows))].value
+        if rows not in self._decoding:
+            rows = min(self._decoding, key=lambda measured: abs(measured - rows))
+        return self._decoding[rows].value
 
     def _computed(self, work: Work, seconds: float) -> None:
         tokens = tokens_of(work)
