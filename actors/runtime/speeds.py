@@ -50,8 +50,11 @@ class Pace:
         self._number = 0  # of measurements
 
     def add(self, amount: float, seconds: float, is_new: bool = False) -> None:
-        """Add a measurement. is_new: it is the first of its size, which only counts if there is no other."""
-        if is_new and self._number:
+        """Add a measurement. is_new: it is the first of its size, which may have taken longer.
+
+        Such a measurement only counts if there is no other, or if it took less time than the others.
+        """
+        if is_new and self._number and seconds >= amount * self.value:
             return
         remembered = REMEMBERED if self._number > 1 else 0.0
         self._amount = remembered * self._amount + amount
@@ -203,7 +206,7 @@ class MeasuredDevice:
             pass  # accepted drafts of a row that is gone
         elif (drafts or predicted) and self._decoding:
             self._speculated(drafts, predicted, max(seconds - self._decode(rows), 0.0), is_new)
-        elif not work.drafts and not predicted:
+        elif not work.drafts and not predicted and not (is_new and self._decoding):
             self._rows = rows
             self._decoding.setdefault(rows, Pace()).add(1, seconds)
 

@@ -24,7 +24,7 @@ PROBED = 16
 DECODE_STEPS = 4
 # Two steps in TIMED may leave prompts out, so that the time of a step without prompts is measured: if it is known only
 # for more than NEAR times as many rows, or as few, and in any case two steps in RETIMED. The first of the two is not
-# measured if it replays drafts of the step before it, and takes longer if no step before it had as many rows.
+# measured if it replays drafts of the step before it, or if no step before it had as many rows: it is recorded then.
 TIMED, RETIMED, NEAR = 8, 64, 1.25
 # A prompt gets a checkpoint at its first message end and at this many of its last message ends.
 NEWEST_ENDS = 4
@@ -199,7 +199,7 @@ def tokens_in_time(state: SchedulerState) -> int:
 
 
 def share_out(limits: Limits, prompts: list[ScheduledRow], tokens: int) -> list[Chunk]:
-    """Hand out prompt tokens in order, but reserve a quarter for the first prompts of other flows, the shortest first.
+    """Hand out prompt tokens in order, but reserve a quarter for the first prompts of other flows, shortest first.
 
     This keeps a long prompt from delaying a short prompt of another flow. Only a few prompts advance in a step, because
     it reads and writes the state of each row that it advances, however few its tokens are.
@@ -208,7 +208,7 @@ def share_out(limits: Limits, prompts: list[ScheduledRow], tokens: int) -> list[
     for row in prompts:
         firsts.setdefault(row.record.flow, row)
     reserved, room = dict[int, int](), tokens // 4
-    for row in sorted([*firsts.values()][1:], key=lambda row: row.length - row.position):
+    for row in sorted([*firsts.values()][1:], key=lambda row: (row.record.request.priority, row.length - row.position)):
         reserved[row.grant] = min(row.feedable, room)
         room -= reserved[row.grant]
     chunks, all_reserved = [], sum(reserved.values())

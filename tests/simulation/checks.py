@@ -140,7 +140,7 @@ def check_other_flows(limits: Limits, together: list[ScheduledRow], step: Step, 
             firsts.setdefault(row.record.flow, row)
     lengths = {chunk.grant: chunk.tokens for chunk in step.chunks}
     quarter = left // 4
-    for row in sorted(list(firsts.values())[1:], key=lambda row: row.length - row.position):
+    for row in sorted(list(firsts.values())[1:], key=lambda row: (row.record.order[0], row.length - row.position)):
         due = min(row.feedable, quarter)
         quarter -= due
         missing = chunk_length(limits, row, left) and due > lengths.get(row.grant, 0)

@@ -22,7 +22,8 @@ from scripts.benchmarks.common.machine import QUIET, Probe, Watch, cpu_name, pro
 DEFAULT = ("baton", "bare", "transformers", "llama.cpp:bf16", "llama.cpp:q8_0", "llama.cpp:q4_0")
 FOR_HYBRIDS = ("openvino:int8", "openvino:bf16")
 SHORT_PROMPT = 16
-FAILURES = (RuntimeError, OSError, aiohttp.ClientError)  # raised if the process of a contender fails
+FAILURES = (RuntimeError, OSError, ValueError, KeyError, aiohttp.ClientError)
+"""Raised if the process of a contender fails, or answers nonsense."""
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,19 @@ def test_more_rows_that_decode_while_prompts_wait_give_prompts_more_time() -> No
     assert times[0] < times[-1] == pytest.approx(4 * 0.037, rel=0.1), "four steps of 37 ms"
 
 
+def test_a_first_step_of_more_rows_that_takes_longer_does_not_count() -> None:
+    """It is recorded for later ones. Prompts that are fed from then on would get too much time."""
+    sleeper, reports = Sleeper(), list[Speeds]()
+    device = measured(sleeper, Costs(), 4, reports.append)  # type: ignore[arg-type]
+    for rows, takes in ((1, 1.0), (1, 1.0), (8, 8.0)):
+        sleeper.takes = takes
+        run(device, Work(1, [], [*range(rows)], [8] * rows, []))
+    assert (reports[-1].decode, reports[-1].rows) == (1.0, 1), "so that it is measured again soon"
+    sleeper.takes = 3.0
+    run(device, Work(1, [], [*range(8)], [8] * 8, []))
+    assert (reports[-1].decode, reports[-1].rows) == (3.0, 8)
+
+
 def test_old_measurements_count_less() -> None:
     pace = Pace()
     assert pace.value == 0.0
@@ -172,7 +185,9 @@ def test_old_measurements_count_less() -> None:
     assert pace.value == 40.0
     pace.add(1.0, 4.0)
     assert pace.value == 4.0, "the first one took longer than those after it"
-    pace.add(1.0, 1.0)
+    pace.add(1.0, 8.0, is_new=True)
+    assert pace.value == 4.0, "the first one of another size took longer too"
+    pace.add(1.0, 1.0, is_new=True)
     assert pace.value == (4 * REMEMBERED + 1) / (REMEMBERED + 1)
 
 

@@ -113,6 +113,13 @@ def test_a_long_prompt_leaves_a_quarter_to_those_of_other_flows() -> None:
     assert [(chunk.grant, chunk.tokens) for chunk in step.chunks] == [(0, 30), (1, 3), (2, 7)]
 
 
+def test_urgent_prompts_come_first_in_the_quarter_too() -> None:
+    running = [row(record(0, "a"), 0, 1000), row(record(1, "b"), 0, 200), row(record(2, "c", priority=9), 0, 90)]
+    step = plan(state(running, [], step_tokens=40)).step
+    assert step is not None
+    assert [(chunk.grant, chunk.tokens) for chunk in step.chunks] == [(0, 30), (1, 10)]
+
+
 def test_the_quarter_goes_to_few_prompts_at_a_time() -> None:
     running = [row(record(arrival, f"flow {arrival}"), 0, 128) for arrival in range(32)]
     step = plan(state(running, [], step_tokens=512, max_running=32)).step

@@ -1,5 +1,6 @@
-// AMX's instructions (instructions.h) in AVX-512, for tests on CPUs without AMX. They end the process where the CPU would
-// refuse an instruction: a register that is not set up, or shapes that do not fit.
+// AMX's instructions (instructions.h) in AVX-512, for tests on CPUs without AMX. They end the process where the CPU
+// would refuse an instruction: a register that is not set up, or shapes that do not fit. Denormals are treated as the
+// thread's settings say; AMX always takes them for zero.
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS.
 #pragma once
 
