@@ -8,6 +8,9 @@ from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
+import torch
+from torch import Tensor
+
 from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp import library
 from baton.kernels.runtime.cpp.build import OBJECTS, build, key
@@ -77,9 +80,19 @@ def copying_compiler(folder: Path) -> Path:
 
 
 def rounds_operands() -> bool:
-    """Return whether the installed library rounds operands of float32 products in models of bfloat16, as AMX does."""
+    """Return whether the installed library rounds operands of products to bfloat16 for inputs in it, as AMX does."""
     file = cpp.installed_file()
     return file is not None and file.name.startswith("x86-64-v4-amx")
+
+
+def as_multiplied(weights: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
+    """Return float32 weights of integers as the installed library multiplies them with inputs of a dtype.
+
+    AMX rounds those of 8 bits to bfloat16, to nearest, ties away from zero, for inputs in bfloat16.
+    """
+    if bits != 8 or dtype != torch.bfloat16 or not rounds_operands():
+        return weights
+    return (weights.contiguous().view(torch.int32) + 0x8000 & -0x10000).view(torch.float32)
 
 
 _agreed = set[tuple[Path, str]]()

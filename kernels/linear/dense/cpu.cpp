@@ -116,23 +116,6 @@ int64_t grain(const PackedMatrix<T> &m) {
     return 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
 }
 
-#if defined(__AMX_BF16__)
-// The product of many rows, piece by piece.
-void linear_of_many(const PackedMatrix<bfloat16> &m, bfloat16 *y, int64_t y_stride) {
-    const int64_t blocks = std::clamp<int64_t>(m.blocks() / (2 * pool.threads()), 1, PIECE_BLOCKS);
-    const int64_t across = (m.blocks() + blocks - 1) / blocks, down = (m.rows + PIECE_ROWS - 1) / PIECE_ROWS;
-    parallel_for_with<TileRegisters>(across * down, 1, [&](TileRegisters &registers, int64_t begin, int64_t end) {
-        float *const sums = scratch(0, PIECE_BLOCKS * (PIECE_ROWS + TILE_HEIGHT) * OUT);
-        for (int64_t i = begin; i < end; i++) {  // All rows are multiplied with some weights before the next weights.
-            const int64_t row = m.rows * (i % down) / down, rows = m.rows * (i % down + 1) / down - row;
-            const int64_t first = m.blocks() * (i / down) / across, last = m.blocks() * (i / down + 1) / across;
-            const Piece piece{m.from_row(row, rows), RowTiles(rows), first, last, sums, y + row * y_stride, y_stride};
-            piece.multiply(registers, i == begin || i % down == 0);
-        }
-    });
-}
-#endif
-
 // y = the product with rows in the type that is multiplied.
 template <class T>
 void multiply(const PackedMatrix<T> &m, const Rows<T> &x, T *y, int64_t y_stride) {
@@ -154,7 +137,10 @@ template <class T>
 void linear(const PackedMatrix<T> &m, T *y, int64_t y_stride) {
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<T, bfloat16>)
-        if (m.rows > ROWS_AT_ONCE) return linear_of_many(m, y, y_stride);
+        if (m.rows > MOST_RESIDENT)
+            return multiply_pieces(m, PIECE_ROWS, y, y_stride, [](const auto &piece, auto &registers, bool is_first) {
+                piece.multiply(registers, is_first);
+            });
 #endif
     with_converted(m, [&](int64_t row, int64_t count, const Rows<T> &x) {
         multiply(m.from_row(row, count), x, y + row * y_stride, y_stride);

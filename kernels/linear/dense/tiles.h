@@ -10,6 +10,7 @@
 
 #include "product.h"
 #include "runtime/cpp/numbers.h"
+#include "runtime/cpp/parallel.h"
 #include "runtime/cpp/products/registers.h"
 #include "runtime/cpp/products/tiles.h"
 
@@ -75,46 +76,64 @@ struct Lines {
     }
 };
 
-// Add the products of some inputs to the sums [height, BLOCK_OUT] of COUNT tiles of rows, the second one's `down` floats
-// after the first one's. x: the first tile's rows; the second one's are `across` numbers after it.
+// Rows of x in COUNT tiles of the same height, `stride` numbers apart. The second tile begins `across` numbers after x.
 template <int COUNT>
-void add_products(const PackedMatrix<bfloat16> &m, int64_t block, const Depth &depth, int64_t height, const bfloat16 *x,
-                  int64_t across, float *sums, int64_t down, Lines lines) {
+struct TilesOfRows {
+    const bfloat16 *x;
+    int64_t stride, across, height;
+
+    template <class M>
+    TilesOfRows(const M &m, const RowTiles &rows, int64_t tile)
+        : x(m.x + rows.first(tile) * m.x_stride), stride(m.x_stride),
+          across((rows.first(tile + COUNT - 1) - rows.first(tile)) * m.x_stride), height(rows.height) {}
+
+    // Add the products of `inputs` inputs, from input `from` on, with their weights, which are padded with zeros.
+    // before(right) is called before each whole tile.
+    template <class F>
+    void add(TileSums<COUNT, 2> held, int64_t from, int64_t inputs, const bfloat16 *weights, F before) const {
+        constexpr int64_t BYTES = sizeof(bfloat16);
+        TileOperand left{reinterpret_cast<const char *>(x + from), stride * BYTES, 64, across * BYTES};
+        TileOperand right = operand(weights);
+        const int64_t whole = inputs / TILE_INPUTS;
+        for (int64_t i = 0; i < whole; i++, left.at += left.along, right.at += right.along) {
+            before(right);
+            held.add(left, right);
+        }
+        if (const int64_t rest = inputs % TILE_INPUTS) {
+            const LastInputs<COUNT> last(x + from + inputs - rest, stride, across, height, rest,
+                                         weights + whole * TILE_WEIGHTS);
+            held.add(last.left(), operand(last.weights));
+        }
+    }
+};
+
+// Add the products of some inputs to the sums [height, BLOCK_OUT] of COUNT tiles of rows, the second one's `down` floats
+// after the first one's. weights: of these inputs.
+template <int COUNT>
+void add_products(const TilesOfRows<COUNT> &rows, const bfloat16 *weights, const Depth &depth, float *sums, int64_t down,
+                  Lines lines) {
     const TileSums<COUNT, 2> held;
     if (depth.from == 0)
         held.clear();
     else
         held.load(sums, BLOCK_OUT, down);
-    constexpr int64_t BYTES = sizeof(bfloat16);
-    const bfloat16 *const weights = m.block(block) + depth.from * BLOCK_OUT;
-    TileOperand left{reinterpret_cast<const char *>(x + depth.from), m.x_stride * BYTES, 64, across * BYTES};
-    TileOperand right = operand(weights);
-    const int64_t inputs = depth.to - depth.from, whole = inputs / TILE_INPUTS;
-    for (int64_t i = 0; i < whole; i++, left.at += left.along, right.at += right.along) {
+    rows.add(held, depth.from, depth.to - depth.from, weights, [&](const TileOperand &right) {
         if (depth.fetch)
             for (int64_t byte = 0; byte < right.along; byte += 64)
                 __builtin_prefetch(right.at + AHEAD + byte, 0, SECOND_CACHE);
         lines.fetch();
-        held.add(left, right);
-    }
-    if (const int64_t rest = inputs % TILE_INPUTS) {
-        const LastInputs<COUNT> last(x + depth.to - rest, m.x_stride, across, height, rest,
-                                     weights + whole * TILE_WEIGHTS);
-        held.add(last.left(), operand(last.weights));
-    }
+    });
     held.store(sums, BLOCK_OUT, down);
 }
 
 // Add the products of some inputs to the sums of tiles `tile` and tile + 1, if there is one. at(tile): a tile's sums.
-template <class F>
-void add_products(const PackedMatrix<bfloat16> &m, int64_t block, const Depth &depth, const RowTiles &rows,
-                  int64_t tile, Lines lines, F at) {
-    const int64_t row = rows.first(tile);
-    const bfloat16 *const x = m.x + row * m.x_stride;
+template <class M, class F>
+void add_products(const M &m, const bfloat16 *weights, const Depth &depth, const RowTiles &rows, int64_t tile,
+                  Lines lines, F at) {
     float *const sums = at(tile);
-    if (tile + 1 == rows.count) return add_products<1>(m, block, depth, rows.height, x, 0, sums, 0, lines);
-    const int64_t across = (rows.first(tile + 1) - row) * m.x_stride;
-    add_products<2>(m, block, depth, rows.height, x, across, sums, at(tile + 1) - sums, lines);
+    if (tile + 1 == rows.count)
+        return add_products<1>(TilesOfRows<1>(m, rows, tile), weights, depth, sums, 0, lines);
+    add_products<2>(TilesOfRows<2>(m, rows, tile), weights, depth, sums, at(tile + 1) - sums, lines);
 }
 
 // block_sums, as product.h declares it.
@@ -122,7 +141,7 @@ inline void sums_in_tiles(const PackedMatrix<bfloat16> &m, int64_t block, float 
     const RowTiles rows(m.rows);
     registers.set_height(rows.height);
     for (int64_t tile = 0; tile < rows.count; tile += 2)
-        add_products(m, block, {0, m.inputs, tile == 0}, rows, tile, {},
+        add_products(m, m.block(block), {0, m.inputs, tile == 0}, rows, tile, {},
                      [&](int64_t t) { return sums + rows.first(t) * BLOCK_OUT; });
 }
 
@@ -131,8 +150,9 @@ inline void sums_in_tiles(const PackedMatrix<bfloat16> &m, int64_t block, float 
 constexpr int64_t PIECE_ROWS = 256, PIECE_BLOCKS = 8, PIECE_INPUTS = 1024;
 
 // The sums of a piece: `rows` of m, for the blocks [begin, end) of outputs.
+template <class M>
 struct Piece {
-    const PackedMatrix<bfloat16> m;
+    const M m;
     const RowTiles rows;
     const int64_t begin, end;
     float *const sums;  // [blocks, tiles, height, BLOCK_OUT]
@@ -168,15 +188,22 @@ struct Piece {
 
     // fetch: the weights come from memory.
     void multiply(TileRegisters &registers, bool fetch) const {
-        registers.set_height(rows.height);
         const int64_t parts = tiles_of(m.inputs, PIECE_INPUTS);
-        const int64_t whole = tiles_of(m.inputs, parts * TILE_INPUTS) * TILE_INPUTS;
-        for (int64_t from = 0; from < m.inputs; from += whole)
+        multiply(registers, tiles_of(m.inputs, parts * TILE_INPUTS) * TILE_INPUTS, fetch,
+                 [&](int64_t block, const Depth &depth, int64_t) { return m.block(block) + depth.from * BLOCK_OUT; });
+    }
+
+    // The same for weights(block, depth, tile), `inputs` of them at once: first for tile 0 and all blocks.
+    template <class F>
+    void multiply(TileRegisters &registers, int64_t inputs, bool fetch, F weights) const {
+        registers.set_height(rows.height);
+        for (int64_t from = 0; from < m.inputs; from += inputs)
             for (int64_t tile = 0; tile < rows.count; tile += 2)
                 for (int64_t block = begin; block < end; block++) {
-                    const bool is_last = from + whole >= m.inputs;
-                    const Depth depth{from, std::min(from + whole, m.inputs), fetch && tile == 0};
-                    add_products(m, block, depth, rows, tile, is_last ? results(tile, block, depth) : Lines{},
+                    const bool is_last = from + inputs >= m.inputs;
+                    const Depth depth{from, std::min(from + inputs, m.inputs), fetch && tile == 0};
+                    add_products(m, weights(block, depth, tile), depth, rows, tile,
+                                 is_last ? results(tile, block, depth) : Lines{},
                                  [&](int64_t t) { return at(block, t); });
                     for (int64_t t = tile; is_last && t < std::min(tile + 2, rows.count); t++) finish(block, t);
                 }
@@ -191,6 +218,24 @@ struct Piece {
         return {reinterpret_cast<const char *>(first), y_stride * 2, lines, (lines + steps - 1) / steps};
     }
 };
+
+// y = the product of many rows, in pieces of at most `most` rows.
+// multiply(piece, registers, is_first): compute a piece; is_first: the thread's piece before has other weights.
+template <class M, class F>
+void multiply_pieces(const M &m, int64_t most, bfloat16 *y, int64_t y_stride, F multiply) {
+    const int64_t blocks = std::clamp<int64_t>(m.blocks() / (2 * pool.threads()), 1, PIECE_BLOCKS);
+    const int64_t across = (m.blocks() + blocks - 1) / blocks, down = (m.rows + most - 1) / most;
+    parallel_for_with<TileRegisters>(across * down, 1, [&](TileRegisters &registers, int64_t begin, int64_t end) {
+        float *const sums = scratch(0, PIECE_BLOCKS * (most + TILE_HEIGHT) * BLOCK_OUT);
+        for (int64_t i = begin; i < end; i++) {  // All rows are multiplied with some weights before the next weights.
+            const int64_t row = m.rows * (i % down) / down, rows = m.rows * (i % down + 1) / down - row;
+            const int64_t first = m.blocks() * (i / down) / across, last = m.blocks() * (i / down + 1) / across;
+            const M part = m.from_row(row, rows);
+            multiply(Piece<M>{part, RowTiles(rows), first, last, sums, y + row * y_stride, y_stride}, registers,
+                     i == begin || i % down == 0);
+        }
+    });
+}
 
 }  // namespace
 }  // namespace baton

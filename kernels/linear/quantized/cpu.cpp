@@ -1,7 +1,8 @@
 // x · weightᵀ with weights of integers and a scale for each group of inputs, as kernels/linear/quantized/reference.py
 // defines it. The integers of a group are converted to floating point, exactly, once for all rows. A group's sums are
 // scaled and added to the sums of the previous groups; if the group has a minimum, the sum of its inputs, times the
-// minimum, is subtracted. The results are batch-invariant, for any number of threads.
+// minimum, is subtracted. On AMX, weights of 8 bits are rounded instead (tiles.h). The results are batch-invariant, for
+// any number of threads.
 #include <algorithm>
 #include <type_traits>
 
@@ -13,6 +14,7 @@
 #include "runtime/cpp/numbers.h"
 #include "runtime/cpp/parallel.h"
 #include "runtime/cpu_graph/call.h"
+#include "tiles.h"
 
 namespace baton {
 namespace {
@@ -139,10 +141,17 @@ void sums_in_tiles(const QuantizedMatrix<BITS, bfloat16> &m, int64_t block, floa
 }
 #endif
 
+// Whether weights are rounded to bfloat16, minima included, instead of scaling sums: see tiles.h.
+template <int BITS, class T>
+constexpr bool ROUNDS_WEIGHTS = TILE_HEIGHT > 1 && BITS == 8 && std::is_same_v<T, bfloat16>;
+
 // block_sums of rows in the type that is multiplied.
 template <int BITS, class T>
 void sums_of(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums,
              [[maybe_unused]] TileRegisters &registers) {
+#if defined(__AMX_BF16__)
+    if constexpr (ROUNDS_WEIGHTS<BITS, T>) return sums_of_rounded(m, block, sums, registers);
+#endif
     std::fill(sums, sums + m.rows * OUT, 0.0f);
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<T, bfloat16>)
@@ -184,7 +193,7 @@ void sum_groups(const QuantizedMatrix<BITS, T> &m, int64_t begin, int64_t end, f
 
 template <int BITS, class T>
 const float *input_sums(const QuantizedMatrix<BITS, T> &m) {
-    if (!m.form.minimum) return nullptr;
+    if (!m.form.minimum || ROUNDS_WEIGHTS<BITS, T>) return nullptr;
     float *const sums = scratch(INPUT_SUMS, m.rows * m.form.groups);
     sum_groups(m, 0, m.rows, sums);
     return sums;
@@ -206,7 +215,11 @@ namespace {
 
 template <int BITS, class T>
 void linear(QuantizedMatrix<BITS, T> m, T *y, int64_t y_stride) {
-    if (m.form.minimum) {
+#if defined(__AMX_BF16__)
+    if constexpr (ROUNDS_WEIGHTS<BITS, T>)
+        if (m.rows > ROWS_AT_ONCE) return multiply_rounded(m, y, y_stride);
+#endif
+    if (m.form.minimum && !ROUNDS_WEIGHTS<BITS, T>) {
         float *const input_sums = scratch(INPUT_SUMS, m.rows * m.form.groups);
         parallel_for(m.rows, 16384 / m.inputs + 1,
                      [&](int64_t begin, int64_t end) { sum_groups(m, begin, end, input_sums); });

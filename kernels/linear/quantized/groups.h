@@ -53,9 +53,10 @@ struct GroupIterator {
     const uint8_t *codes, *factors;  // The factors of minima are form.span · OUT bytes after the factors.
     floats shared[VECTORS], shared_minima[VECTORS];
 
+    // first: the first group of a span.
     template <class M>
-    GroupIterator(const M &m, int64_t block) : form(m.form) {
-        enter(m.block(block));
+    GroupIterator(const M &m, int64_t block, int64_t first = 0) : form(m.form), index(first) {
+        enter(m.block(block) + first / form.span * form.span_bytes);
     }
 
     bool left() const { return index < form.groups; }

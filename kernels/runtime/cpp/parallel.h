@@ -67,8 +67,9 @@ inline const pthread_key_t scratch_key = [] {
     return key;
 }();
 
-// Return this thread's buffer with this number, enlarged to at least `count` floats. Its contents are those of the last
-// use, or undefined. The pointer is valid until the same buffer is requested with a larger count.
+// Return this thread's buffer with this number, enlarged to at least `count` floats, from the start of a cache line.
+// Its contents are those of the last use, or undefined. The pointer is valid until the same buffer is requested with a
+// larger count.
 inline float *scratch(int buffer, int64_t count) noexcept {
     auto *kept = static_cast<ScratchBuffers *>(pthread_getspecific(scratch_key));
     if (!kept) {
@@ -77,7 +78,7 @@ inline float *scratch(int buffer, int64_t count) noexcept {
     }
     if (kept->size[buffer] < count) {
         std::free(kept->data[buffer]);
-        kept->data[buffer] = static_cast<float *>(std::malloc(count * sizeof(float)));
+        kept->data[buffer] = static_cast<float *>(std::aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64));
         if (!kept->data[buffer]) std::abort();
         kept->size[buffer] = count;
     }

@@ -12,7 +12,7 @@ from baton.kernels.moe.experts import PackedExperts, native as experts_native, r
 from baton.kernels.moe.experts.packed import keep as keep_experts
 from baton.kernels.runtime import cpp
 from baton.models.gguf.blocks import BLOCKS
-from tests.kernels.installed import installed
+from tests.kernels.installed import as_multiplied, installed
 from tests.kernels.rounding import assert_rounded
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -37,12 +37,12 @@ def kept_experts(matrices: list[Groups], parts: int, dtype: torch.dtype) -> Pack
     return keep_experts(enumerate(matrices), matrices[0].form, (len(matrices), outputs, inputs), parts, dtype)
 
 
-def exact_product(x: Tensor, groups: Groups, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return x @ weightᵀ + bias, and the sum of its terms' magnitudes: float64 [rows, outputs].
+def exact_product(x: Tensor, weights: Tensor, groups: Groups, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return x @ weightsᵀ + bias, and the sum of its terms' magnitudes: float64 [rows, outputs].
 
     A minimum is a term of its own, however small the weight is.
     """
-    numbers = groups.numbers().double()
+    numbers = weights.double()
     ones = Groups(groups.form, torch.zeros_like(groups.codes), *groups.fields()[1:]).numbers().double()
     exact, size = x.double() @ numbers.t(), x.double().abs() @ ((numbers - ones).abs() + ones.abs()).t()
     return (exact, size) if bias is None else (exact + bias.double(), size + bias.double().abs())
@@ -50,7 +50,7 @@ def exact_product(x: Tensor, groups: Groups, bias: Tensor | None) -> tuple[Tenso
 
 def assert_projects(y: Tensor, x: Tensor, groups: Groups, bias: Tensor | None) -> None:
     """Check y against the exact product."""
-    exact, size = exact_product(x, groups, bias)
+    exact, size = exact_product(x, as_multiplied(groups.numbers(), groups.form.bits, x.dtype), groups, bias)
     assert y.dtype == x.dtype
     assert_rounded(y, exact, x.shape[1] + 4, size)
 

@@ -57,7 +57,7 @@ def run(x: Tensor, groups: Groups, bias: Tensor | None = None) -> Tensor:
 def assert_projects(y: Tensor, x: Tensor, groups: Groups, bias: Tensor | None) -> None:
     """Check y against the exact product with the rounded inputs."""
     width = groups.codes.shape[1]
-    exact, size = exact_product(rounded(F.pad(x, (0, width - x.shape[1])), groups.form), groups, bias)
+    exact, size = exact_product(rounded(F.pad(x, (0, width - x.shape[1])), groups.form), groups.numbers(), groups, bias)
     assert y.dtype == x.dtype
     assert_rounded(y, exact, 2 * -(-width // groups.form.group) + 6, size)
 

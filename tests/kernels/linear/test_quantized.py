@@ -11,7 +11,7 @@ from baton.kernels.linear.quantized import QuantizedWeight, cpu, linear, look_up
 from baton.kernels.linear.quantized.forms import INTEGERS
 from baton.kernels.runtime import cpp
 from baton.models.layers.linear import Embedding, Linear
-from tests.kernels.installed import installed
+from tests.kernels.installed import as_multiplied, installed
 from tests.kernels.rounding import assert_rounded
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -40,8 +40,11 @@ def run(x: Tensor, weight: Tensor, bits: int, bias: Tensor | None = None) -> Ten
 
 def assert_projects(y: Tensor, x: Tensor, weight: Tensor, bits: int, bias: Tensor | None) -> None:
     """Check y against the exact product, a sum of one term for each input, its scale and the bias."""
-    codes, scales = reference.quantize(weight, bits)
-    numbers = reference.dequantize(codes, scales)[:, : x.shape[1]].double()
+    numbers = reference.dequantize(*reference.quantize(weight, bits))[:, : x.shape[1]]
+    assert_near(y, x, as_multiplied(numbers, bits, x.dtype).double(), bias)
+
+
+def assert_near(y: Tensor, x: Tensor, numbers: Tensor, bias: Tensor | None) -> None:
     exact, size = x.double() @ numbers.t(), x.double().abs() @ numbers.t().abs()
     if bias is not None:
         exact, size = exact + bias.double(), size + bias.double().abs()
@@ -112,7 +115,8 @@ def test_torch_computes_the_same(
 ) -> None:
     x, weight, drawn_bias = drawn(seed, rows, inputs, outputs, dtype)
     added = drawn_bias if bias else None
-    assert_projects(linear(x, by_torch(weight, bits), added), x, weight, bits, added)
+    numbers = reference.dequantize(*reference.quantize(weight, bits))[:, :inputs].double()
+    assert_near(linear(x, by_torch(weight, bits), added), x, numbers, added)
 
 
 @pytest.mark.usefixtures("target")
@@ -133,9 +137,21 @@ def test_results_are_batch_invariant_and_independent_of_strides(
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_row_of_a_long_prompt_gets_the_same_as_alone(bits: int, dtype: torch.dtype) -> None:
-    x, weight, bias = drawn(0, 230, 200, 70, dtype)
+    x, weight, bias = drawn(0, 530, 300, 70, dtype)
     together = run(x, weight, bits, bias)
-    assert all(torch.equal(run(x[i : i + 1], weight, bits, bias)[0], together[i]) for i in (0, 95, 96, 191, 200, 229))
+    rows = (0, 95, 96, 191, 200, 264, 265, 511, 512, 529)
+    assert all(torch.equal(run(x[i : i + 1], weight, bits, bias)[0], together[i]) for i in rows)
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("rows", [1, 20, 70, 300])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_product_with_one_input_is_its_weight(bits: int, dtype: torch.dtype, rows: int) -> None:
+    _, weight, _ = drawn(0, 1, 300, 40, dtype)
+    numbers = reference.dequantize(*reference.quantize(weight, bits))[:, :300]
+    found = torch.cat([run(x, weight, bits) for x in torch.eye(300, dtype=dtype).split(rows)])
+    assert torch.equal(found.t(), as_multiplied(numbers, bits, dtype).to(dtype))
 
 
 @pytest.mark.usefixtures("native_kernels")
@@ -270,7 +286,7 @@ def test_the_last_outputs_of_a_layer_stay_floats(is_native: bool, dtype: torch.d
     with installed() if is_native else nullcontext():
         layer.pack(bits)
         y = layer(x)
-    assert_projects(y[:, :56], x, weight[:56], bits, bias[:56])
+        assert_projects(y[:, :56], x, weight[:56], bits, bias[:56])
     floats = bias[56:].double(), x.double(), weight[56:].t().double()
     assert_rounded(y[:, 56:], torch.addmm(*floats), 65, torch.addmm(*map(torch.abs, floats)))
     assert layer.float_weight is not None and layer.weight.dtype == torch.uint8

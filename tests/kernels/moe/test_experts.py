@@ -12,7 +12,7 @@ from baton.kernels.linear.quantized import reference as integers
 from baton.kernels.moe.experts import PARTS, Activation, PackedExperts, cpu, experts, native, pack, reference
 from baton.kernels.runtime import cpp
 from baton.models.layers.experts import Experts
-from tests.kernels.installed import installed, library_for
+from tests.kernels.installed import as_multiplied, installed, library_for
 from tests.kernels.rounding import SIGMOID, assert_within, gamma, unit
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -121,7 +121,10 @@ def rounded(weight: Tensor, parts: int, bits: int) -> Tensor:
 @pytest.mark.parametrize("bits", [8, 4])
 def test_weights_may_be_integers(activation: Activation, dtype: torch.dtype, bits: int) -> None:
     x, chosen, weights, first, second = drawn(0, 40, (5, 2, 100, 70), activation, dtype)
-    stood_for = rounded(first, PARTS[activation], bits), rounded(second, 1, bits)
+    stood_for = [
+        as_multiplied(rounded(weight, parts, bits), bits, dtype)
+        for weight, parts in ((first, PARTS[activation]), (second, 1))
+    ]
     exact = exactly(x, chosen, weights, *stood_for, activation)
     assert_near(run(x, chosen, weights, first, second, activation, bits), exact)
 
