@@ -173,11 +173,10 @@ struct Piece {
     // Write the results of a row for one block of outputs to the row of y that begins at `to`.
     void finish_row(const float *from, int64_t block, bfloat16 *to) const {
         const int64_t first = block * BLOCK_OUT, left = m.outputs - first;
-        floats low = baton::load(from), high = baton::load(from + LANES);
-        if (m.bias) {
-            low += baton::load(m.bias + first, left);
-            if (left > LANES) high += baton::load(m.bias + first + LANES, left - LANES);
-        }
+        const auto added = [&](int64_t i) {  // Without a bias, 0 makes -0 positive, as in `finish` of rows.h.
+            return baton::load(from + i) + (m.bias && i < left ? baton::load(m.bias + first + i, left - i) : floats{});
+        };
+        const floats low = added(0), high = added(LANES);
         if (left >= BLOCK_OUT) {
             _mm512_storeu_si512(to + first, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
             return;
@@ -193,7 +192,7 @@ struct Piece {
                  [&](int64_t block, const Depth &depth, int64_t) { return m.block(block) + depth.from * BLOCK_OUT; });
     }
 
-    // The same for weights(block, depth, tile), `inputs` of them at once: first for tile 0 and all blocks.
+    // Multiply with weights(block, depth, tile) of `inputs` inputs, whole tiles, at a time: first for tile 0 and all blocks.
     template <class F>
     void multiply(TileRegisters &registers, int64_t inputs, bool fetch, F weights) const {
         registers.set_height(rows.height);

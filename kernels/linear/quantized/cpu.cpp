@@ -141,7 +141,7 @@ void sums_in_tiles(const QuantizedMatrix<BITS, bfloat16> &m, int64_t block, floa
 }
 #endif
 
-// Whether weights are rounded to bfloat16, minima included, instead of scaling sums: see tiles.h.
+// Whether weights are rounded to bfloat16 with their scales, instead of scaling sums: see tiles.h.
 template <int BITS, class T>
 constexpr bool ROUNDS_WEIGHTS = TILE_HEIGHT > 1 && BITS == 8 && std::is_same_v<T, bfloat16>;
 
@@ -193,7 +193,7 @@ void sum_groups(const QuantizedMatrix<BITS, T> &m, int64_t begin, int64_t end, f
 
 template <int BITS, class T>
 const float *input_sums(const QuantizedMatrix<BITS, T> &m) {
-    if (!m.form.minimum || ROUNDS_WEIGHTS<BITS, T>) return nullptr;
+    if (!m.form.minimum) return nullptr;
     float *const sums = scratch(INPUT_SUMS, m.rows * m.form.groups);
     sum_groups(m, 0, m.rows, sums);
     return sums;
@@ -219,7 +219,7 @@ void linear(QuantizedMatrix<BITS, T> m, T *y, int64_t y_stride) {
     if constexpr (ROUNDS_WEIGHTS<BITS, T>)
         if (m.rows > ROWS_AT_ONCE) return multiply_rounded(m, y, y_stride);
 #endif
-    if (m.form.minimum && !ROUNDS_WEIGHTS<BITS, T>) {
+    if (m.form.minimum) {
         float *const input_sums = scratch(INPUT_SUMS, m.rows * m.form.groups);
         parallel_for(m.rows, 16384 / m.inputs + 1,
                      [&](int64_t begin, int64_t end) { sum_groups(m, begin, end, input_sums); });

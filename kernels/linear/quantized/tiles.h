@@ -1,12 +1,13 @@
 // Products of weights of 8 bits with rows of bfloat16 in the tile registers of AMX. The weights, scaled, are rounded to
-// bfloat16 for them: to scale the sums of each group takes half as long as a product of many rows. A weight is the same
-// for any number of rows, so the results are batch-invariant.
+// bfloat16 for them: to read, scale and store the sums of each group would take longer than to multiply. A weight is the
+// same for any number of rows, so the results are batch-invariant.
 #pragma once
 
 #if defined(__AMX_BF16__)
 #include <immintrin.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "groups.h"
 #include "linear/dense/tiles.h"
@@ -17,38 +18,39 @@ namespace {
 
 using CodedMatrix = QuantizedMatrix<8, bfloat16>;
 
-constexpr float RAISED = 0x1p15f + 128;
+constexpr float OFFSET = 0x1p15f + 128;  // The number that `raised` adds to a code.
 
-// Return RAISED + the codes that are the second byte of each word, as float32: with its upper bit inverted, a byte counts
+// Return OFFSET + the codes that are the second byte of each word, as float32: with its upper bit inverted, a byte counts
 // units of 1 among the bits of 2^15.
 __attribute__((always_inline)) inline floats raised(words codes) {
     const __m512i byte = _mm512_set1_epi32(0xff00), inverted = _mm512_set1_epi32(0x47008000);
     return (floats)_mm512_ternarylogic_epi32((__m512i)codes, byte, inverted, 0x6a);  // codes & byte ^ inverted
 }
 
-// Store the upper halves of the words of both vectors, in turns.
+// Store the upper halves of the words of both vectors, interleaved.
 __attribute__((always_inline)) inline void put_pairs(bfloat16 *to, words first, words second) {
     const __m512i upper_half = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
     constexpr __mmask64 LOWER_HALVES = 0x3333333333333333;
     _mm512_storeu_si512(to, _mm512_mask_shuffle_epi8((__m512i)second, LOWER_HALVES, (__m512i)first, upper_half));
 }
 
-// Convert a group's weights: to, [inputs / 2, OUT, 2], rounded to nearest, ties away from zero.
+// Convert a group's weights: to, [inputs / 2, OUT, 2], rounded to nearest, ties away from zero. Forms of 8 bits have
+// neither minima nor factors, so that the scaled OFFSET is exact; scales are below 1e34.
 inline void round_group(const GroupIterator &group, bfloat16 *to) {
     const Form &form = group.form;
     const Codes<8> codes(group.codes, form.group, form.minimum);
-    const Scales scales(group);
-    floats origin[VECTORS];  // Subtracts RAISED, scaled, which is exact, and the minimum.
+    floats scale[VECTORS], less[VECTORS];
     for (int v = 0; v < VECTORS; v++) {
-        origin[v] = scales.scale[v] * -RAISED;
-        if (form.minimum) origin[v] -= scales.minimum[v];
+        scale[v] = group.scale(v);
+        scale[v] = scale[v] == scale[v] ? scale[v] : splat(NAN);  // Another NaN might be rounded to zero.
+        less[v] = scale[v] * -OFFSET;
     }
     for (int unit = 0; unit < form.group / Codes<8>::UNIT; unit++, to += Codes<8>::UNIT * OUT) {
         codes.prefetch(unit, form.ahead);
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++) {
             const auto rounded = [&](words both) __attribute__((always_inline)) {
-                return (words)multiply_add(origin[v], raised(both), scales.scale[v]) + 0x8000;
+                return (words)multiply_add(less[v], raised(both), scale[v]) + 0x8000;
             };
             const words both = (words)load_signed(codes.lower + unit * LINE + v * LANES * 2);
             put_pairs(to + v * LANES * 2, rounded(both << 8), rounded(both));

@@ -70,6 +70,21 @@ def test_many_rows_with_many_inputs(rows: int, inputs: int, outputs: int) -> Non
         assert torch.equal(run(x[some], weight, bias), together[some])
 
 
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_sum_that_underflows_has_the_same_sign_in_any_batch(dtype: torch.dtype) -> None:
+    x, weight = torch.zeros(97, 64, dtype=dtype), torch.ones(40, 64, dtype=dtype)
+    x[:, 0], x[:, 32] = 2e-38, -2.5e-38
+    packed = native.packed(weight)
+    torch.set_flush_denormal(True)
+    try:
+        together, alone = (native.linear(rows, packed, 40, None) for rows in (x, x[:1]))
+    finally:
+        torch.set_flush_denormal(False)
+    assert (together == 0).all()
+    assert torch.equal(together[:1].signbit(), alone.signbit())
+
+
 @pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("rows", [1, 5, 50, 300])

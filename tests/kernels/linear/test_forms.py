@@ -119,6 +119,16 @@ def test_scales_may_be_as_small_and_large_as_float16_allows(size: float) -> None
 
 
 @pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("bits", [0x7E00, 0x7FFF, -1])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_scale_that_is_no_number_makes_no_number(dtype: torch.dtype, bits: int) -> None:
+    """Some NaN become 0 if they are rounded as if they were numbers."""
+    x, groups = drawn(FORMS["Q8_0"], 0, 100, 33, 2, dtype)
+    scales = torch.full(groups.scales.shape, bits, dtype=torch.int16).view(torch.float16)
+    assert quantized.linear(x, kept(Groups(groups.form, groups.codes, scales), dtype), None).isnan().all()
+
+
+@pytest.mark.usefixtures("target")
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize(("first", "second"), [("Q4_K", "Q6_K"), ("Q5_1", "Q5_1"), ("Q8_0", "Q4_1"), ("Q5_K", "Q5_0")])
 def test_experts_may_have_two_forms(first: str, second: str, dtype: torch.dtype) -> None:
