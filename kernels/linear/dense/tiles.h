@@ -76,14 +76,14 @@ struct Lines {
     }
 };
 
-// Rows of x in COUNT tiles of the same height, `stride` numbers apart. The second tile begins `across` numbers after x.
+// The rows of x in COUNT tiles, `stride` numbers apart. The second tile begins `across` numbers after x.
 template <int COUNT>
-struct TilesOfRows {
+struct InputTiles {
     const bfloat16 *x;
     int64_t stride, across, height;
 
     template <class M>
-    TilesOfRows(const M &m, const RowTiles &rows, int64_t tile)
+    InputTiles(const M &m, const RowTiles &rows, int64_t tile)
         : x(m.x + rows.first(tile) * m.x_stride), stride(m.x_stride),
           across((rows.first(tile + COUNT - 1) - rows.first(tile)) * m.x_stride), height(rows.height) {}
 
@@ -110,7 +110,7 @@ struct TilesOfRows {
 // Add the products of some inputs to the sums [height, BLOCK_OUT] of COUNT tiles of rows, the second one's `down` floats
 // after the first one's. weights: of these inputs.
 template <int COUNT>
-void add_products(const TilesOfRows<COUNT> &rows, const bfloat16 *weights, const Depth &depth, float *sums, int64_t down,
+void add_products(const InputTiles<COUNT> &rows, const bfloat16 *weights, const Depth &depth, float *sums, int64_t down,
                   Lines lines) {
     const TileSums<COUNT, 2> held;
     if (depth.from == 0)
@@ -132,8 +132,8 @@ void add_products(const M &m, const bfloat16 *weights, const Depth &depth, const
                   Lines lines, F at) {
     float *const sums = at(tile);
     if (tile + 1 == rows.count)
-        return add_products<1>(TilesOfRows<1>(m, rows, tile), weights, depth, sums, 0, lines);
-    add_products<2>(TilesOfRows<2>(m, rows, tile), weights, depth, sums, at(tile + 1) - sums, lines);
+        return add_products<1>(InputTiles<1>(m, rows, tile), weights, depth, sums, 0, lines);
+    add_products<2>(InputTiles<2>(m, rows, tile), weights, depth, sums, at(tile + 1) - sums, lines);
 }
 
 // block_sums, as product.h declares it.

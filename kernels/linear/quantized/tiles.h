@@ -16,7 +16,7 @@
 namespace baton {
 namespace {
 
-using CodedMatrix = QuantizedMatrix<8, bfloat16>;
+using Int8Matrix = QuantizedMatrix<8, bfloat16>;
 
 constexpr float OFFSET = 0x1p15f + 128;  // The number that `raised` adds to a code.
 
@@ -39,18 +39,18 @@ __attribute__((always_inline)) inline void put_pairs(bfloat16 *to, words first, 
 inline void round_group(const GroupIterator &group, bfloat16 *to) {
     const Form &form = group.form;
     const Codes<8> codes(group.codes, form.group, form.minimum);
-    floats scale[VECTORS], less[VECTORS];
+    floats scale[VECTORS], origin[VECTORS];
     for (int v = 0; v < VECTORS; v++) {
         scale[v] = group.scale(v);
         scale[v] = scale[v] == scale[v] ? scale[v] : splat(NAN);  // Another NaN might be rounded to zero.
-        less[v] = scale[v] * -OFFSET;
+        origin[v] = scale[v] * -OFFSET;
     }
     for (int unit = 0; unit < form.group / Codes<8>::UNIT; unit++, to += Codes<8>::UNIT * OUT) {
         codes.prefetch(unit, form.ahead);
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++) {
             const auto rounded = [&](words both) __attribute__((always_inline)) {
-                return (words)multiply_add(less[v], raised(both), scale[v]) + 0x8000;
+                return (words)multiply_add(origin[v], raised(both), scale[v]) + 0x8000;
             };
             const words both = (words)load_signed(codes.lower + unit * LINE + v * LANES * 2);
             put_pairs(to + v * LANES * 2, rounded(both << 8), rounded(both));
@@ -66,10 +66,10 @@ inline void round_groups(GroupIterator &group, int64_t until, bfloat16 *to) {
 // Compute the sums [COUNT, height, OUT] of a block for COUNT tiles of rows. Weights are rounded while those before them
 // are multiplied.
 template <int COUNT>
-void multiply_in_registers(const CodedMatrix &m, const RowTiles &rows, int64_t block, float *sums) {
+void multiply_in_registers(const Int8Matrix &m, const RowTiles &rows, int64_t block, float *sums) {
     alignas(LINE) bfloat16 weights[2][MOST_GROUP * OUT];
     const int64_t size = std::max<int64_t>(m.form.group, TILE_INPUTS);
-    const TilesOfRows<COUNT> x(m, rows, 0);
+    const InputTiles<COUNT> x(m, rows, 0);
     const TileSums<COUNT, 2> held;
     held.clear();
     GroupIterator group(m, block);
@@ -89,7 +89,7 @@ struct RoundedWeights {
 };
 
 // block_sums, as product.h declares it.
-inline void sums_of_rounded(const CodedMatrix &m, int64_t block, float *sums, TileRegisters &registers) {
+inline void sums_of_rounded(const Int8Matrix &m, int64_t block, float *sums, TileRegisters &registers) {
     const RowTiles rows(m.rows);
     registers.set_height(rows.height);
     if (rows.count == 1) return multiply_in_registers<1>(m, rows, block, sums);
@@ -113,7 +113,7 @@ inline void sums_of_rounded(const CodedMatrix &m, int64_t block, float *sums, Ti
 
 // y = the product of many rows. Only a part of the inputs is in use at once, so that a piece may have more rows than one
 // of linear/dense/tiles.h.
-inline void multiply_rounded(const CodedMatrix &m, bfloat16 *y, int64_t y_stride) {
+inline void multiply_rounded(const Int8Matrix &m, bfloat16 *y, int64_t y_stride) {
     multiply_pieces(m, 2 * PIECE_ROWS, y, y_stride, [](const auto &piece, TileRegisters &registers, bool) {
         constexpr int64_t FLOATS = sizeof(RoundedWeights) / sizeof(float);
         auto *const rounded = reinterpret_cast<RoundedWeights *>(scratch(1, PIECE_BLOCKS * FLOATS));

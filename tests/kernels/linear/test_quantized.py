@@ -45,6 +45,7 @@ def assert_projects(y: Tensor, x: Tensor, weight: Tensor, bits: int, bias: Tenso
 
 
 def assert_near(y: Tensor, x: Tensor, numbers: Tensor, bias: Tensor | None) -> None:
+    """Check y against the exact product with these weights, float64."""
     exact, size = x.double() @ numbers.t(), x.double().abs() @ numbers.t().abs()
     if bias is not None:
         exact, size = exact + bias.double(), size + bias.double().abs()
