@@ -7,6 +7,7 @@ from torch import Tensor
 
 from baton.kernels.linear import quantized
 from baton.kernels.linear.quantized import Form, Groups, QuantizedWeight, keep
+from baton.kernels.linear.quantized.forms import INTEGERS
 from baton.kernels.linear.quantized.native import packed, random_groups, shape_of
 from baton.kernels.moe.experts import PackedExperts, native as experts_native, reference as experts_reference
 from baton.kernels.moe.experts.packed import keep as keep_experts
@@ -116,6 +117,13 @@ def test_scales_may_be_as_small_and_large_as_float16_allows(size: float) -> None
     assert scales.float().abs().min() > 0
     weight = Groups(form, groups.codes, scales)
     assert_projects(quantized.linear(x, kept(weight, F32), None), x, weight, None)
+
+
+def test_forms_of_8_bits_have_neither_minima_nor_factors() -> None:
+    """AMX's products of them rely on it (kernels/linear/quantized/tiles.h)."""
+    forms = [form for form in (*INTEGERS.values(), *FORMS.values()) if form.bits == 8]
+    assert len(forms) > 1
+    assert all((form.span, form.has_minima) == (1, False) for form in forms)
 
 
 @pytest.mark.usefixtures("target")
