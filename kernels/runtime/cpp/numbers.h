@@ -25,9 +25,9 @@ typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
-// Locality argument of __builtin_prefetch that fetches into the L2 cache only. More fetches can be in flight to L2 than
-// to L1, which matters when data comes from memory.
-constexpr int SECOND_CACHE = 2;
+// Locality arguments of __builtin_prefetch, for the L1 cache and for the L2 cache only. More fetches can be in flight to
+// L2 than to L1, which matters when data comes from memory.
+constexpr int FIRST_CACHE = 3, SECOND_CACHE = 2;
 
 struct bfloat16 {
     uint16_t bits;
