@@ -10,7 +10,7 @@ namespace {
 
 constexpr int BATCH = 8;  // Maximum groups whose sums are computed before they are scaled.
 
-// The cache that codes are prefetched into. Those of 8 bits are so many bytes that Zen 4, which the target with BF16
+// Cache that codes are prefetched into. Those of 8 bits are so many bytes that Zen 4, which the target with BF16
 // and without AMX is for, would have too few fetches into its first cache in flight.
 template <int BITS>
 #if defined(__AVX512BF16__)
