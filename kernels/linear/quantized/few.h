@@ -10,13 +10,13 @@ namespace {
 
 constexpr int BATCH = 8;  // Maximum groups whose sums are computed before they are scaled.
 
-// Cache that codes are prefetched into. Those of 8 bits are so many bytes that Zen 4, which the target with BF16
-// and without AMX is for, would have too few fetches into its first cache in flight.
+// Locality argument of the prefetches of codes. With 8 bits they are so many bytes that Zen 4, which the target with
+// BF16 and without AMX is for, would have too few fetches into its first cache in flight.
 template <int BITS>
 #if defined(__AVX512BF16__)
-constexpr int PREFETCHED_INTO = BITS == 8 ? SECOND_CACHE : FIRST_CACHE;
+constexpr int LOCALITY = BITS == 8 ? SECOND_CACHE : FIRST_CACHE;
 #else
-constexpr int PREFETCHED_INTO = FIRST_CACHE;
+constexpr int LOCALITY = FIRST_CACHE;
 #endif
 
 // Consecutive groups of a block: their scales and minima, and where their codes are. If groups share a span's scale, all
@@ -121,7 +121,7 @@ __attribute__((always_inline)) inline void multiply_groups(const QuantizedMatrix
         for (int input = 0; input < UNIT; input += INPUTS) to.add(from + input, x.stride, weights + input * OUT, 1);
     };
     for (int unit = 0; unit < size / UNIT; unit++) {
-        for (int line = 0; line < COUNT; line++, next += LINE) __builtin_prefetch(next, 0, PREFETCHED_INTO<BITS>);
+        for (int line = 0; line < COUNT; line++, next += LINE) __builtin_prefetch(next, 0, LOCALITY<BITS>);
         const T *const from = x.numbers + unit * UNIT;
         add(first, unit, from, held);
         if (COUNT == 2) add(second, unit, from + size, other);
@@ -131,7 +131,7 @@ __attribute__((always_inline)) inline void multiply_groups(const QuantizedMatrix
         other.each([&](floats sum, int row, int column) { put(found + (ROWS + row) * OUT + column, sum); });
     // The rest: upper bits, scales and factors.
     const uint8_t *const until = codes + (COUNT - 1) * stride + m.form.code_bytes + LEAST_AHEAD;
-    for (; next < until; next += LINE) __builtin_prefetch(next, 0, PREFETCHED_INTO<BITS>);
+    for (; next < until; next += LINE) __builtin_prefetch(next, 0, LOCALITY<BITS>);
 }
 
 // Compute the sums [ROWS, OUT] of one block for a single tile of rows.
