@@ -2,7 +2,9 @@
 
 import mmap
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -159,6 +161,15 @@ class Model(Protocol):
 
 
 @runtime_checkable
+class PreparingModel(Model, Protocol):
+    """A model whose `forward` can be called in two parts. The first one computes no layer."""
+
+    def prepare(self, batch: Batch, pools: Pools) -> Callable[[], Tensor]:
+        """Return a function that does `forward` for this batch. Call it before the next `prepare`."""
+        ...
+
+
+@runtime_checkable
 class PredictingModel(Model, Protocol):
     """A model that may have a head for multi-token prediction. See models/layers/prediction.py."""
 
@@ -179,6 +190,13 @@ class PredictingModel(Model, Protocol):
 def predictor_of(model: Model) -> PredictingModel | None:
     """Return the model if it has a head for multi-token prediction; else None."""
     return model if isinstance(model, PredictingModel) and model.predicts else None
+
+
+def preparation_of(model: Model) -> Callable[[Batch, Pools], Callable[[], Tensor]]:
+    """Return the model's `prepare`. For a model without it, the function leaves all of `forward` for later."""
+    if isinstance(model, PreparingModel):
+        return model.prepare
+    return lambda batch, pools: partial(model.forward, batch, pools)
 
 
 def allocate(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -58,14 +58,17 @@ class RecordedStep:
     plan: BatchPlan
     inputs: tuple[Tensor, ...]
 
-    def replay(self, plan: BatchPlan, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Compute the step for this plan and these inputs. The result is valid until the next replay."""
+    def ready(self, plan: BatchPlan, inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+        """Return a function that computes the step for this plan and these inputs, which are copied at once.
+
+        Call it before the next `ready`. Its result is valid until the next replay.
+        """
         held, new = (*self.inputs, *tensors_of(self.plan)), (*inputs, *tensors_of(plan))
         for target, source in zip(held, new, strict=True):
             target.copy_(source)
         if self.plan.pages and plan.pages:
             self.plan.pages.table[:, : plan.pages.table.shape[1]] = plan.pages.table
-        return self.recording.replay()
+        return self.recording.replay
 
 
 def hold(plan: BatchPlan, table: Tensor, tokens: int) -> BatchPlan:
@@ -148,21 +151,24 @@ class RecordingModel:
         return self._model.logits(hidden)
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
+        return self.prepare(batch, pools)()
+
+    def prepare(self, batch: Batch, pools: Pools) -> Callable[[], Tensor]:
         plan = self._plan(batch, pools)
-        return self._compute(self._model.run, plan, self._model.embed(batch.tokens))
+        return self._ready(self._model.run, plan, self._model.embed(batch.tokens))
 
     def predict(self, tokens: Tensor, hidden: Tensor, rows: Decode, pools: Pools) -> Tensor:
         plan = self._plan(Batch(tokens, rows.positions, None, rows), pools)
-        return self._compute(self._model.estimate, plan, self._model.embed(tokens), hidden)
+        return self._ready(self._model.estimate, plan, self._model.embed(tokens), hidden)()
 
     def _plan(self, batch: Batch, pools: Pools) -> BatchPlan:
         assert pools is self._pools
         return self._model.plan(batch, pools)
 
-    def _compute(self, computation: Computation, plan: BatchPlan, *inputs: Tensor) -> Tensor:
-        """Return computation(*inputs, plan), as a replay where possible."""
+    def _ready(self, computation: Computation, plan: BatchPlan, *inputs: Tensor) -> Callable[[], Tensor]:
+        """Return a function that computes computation(*inputs, plan), by a replay where possible."""
         step = self._step(computation, plan, inputs)
-        return step.replay(plan, inputs) if step else computation(*inputs, plan)
+        return step.ready(plan, inputs) if step else partial(computation, *inputs, plan)
 
     def _step(self, computation: Computation, plan: BatchPlan, inputs: tuple[Tensor, ...]) -> RecordedStep | None:
         """Return the recorded step for these numbers of rows and tokens, after recording it if necessary.

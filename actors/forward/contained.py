@@ -49,8 +49,8 @@ class ContainedDevice:
         if error := self._error_of(lambda: self._device.extend_row(row, pages)):
             self._broken.setdefault(row, error)
 
-    def pack(self, work: Work) -> None:
-        self._error_of(lambda: self._device.pack(work))  # `launch` packs again, and reports the error
+    def prepare(self, work: Work) -> None:
+        self._error_of(lambda: self._device.prepare(work))  # `launch` prepares again, and reports the error
 
     def launch(self, work: Work) -> Pending[Ran]:
         rows = [*(chunk.row for chunk in work.chunks), *work.decodes]

@@ -16,8 +16,11 @@ class Device(DeviceCalls, Protocol):
         """Make the calling thread use the device. Every thread that makes calls or collects results does this first."""
         ...
 
-    def pack(self, work: Work) -> None:
-        """Prepare a step on the host, which saves its launch this time. The next call must be the step's launch."""
+    def prepare(self, work: Work) -> None:
+        """Do all of a step that comes before its computation, so that its launch need not do it.
+
+        The next call must be the step's launch.
+        """
 
     def launch(self, work: Work) -> "Pending[Ran]":
         """Enqueue a step."""

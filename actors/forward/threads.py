@@ -93,14 +93,14 @@ class DeviceThread:
         return self._calls.get()
 
     def _launch(self, work: Work) -> None:
-        """Launch a step. If a result is held, pack the step before the delivery, and launch it after.
+        """Launch a step. If a result is held, prepare the step before the delivery, and launch it after.
 
-        Packing needs the interpreter's lock, for which it would compete with the actors that a delivery wakes. A CPU
+        Preparing needs the interpreter's lock, for which it would compete with the actors that a delivery wakes. A CPU
         would be idle in that time.
         """
         try:
             if self._steps.holds:
-                self._device.pack(work)
+                self._device.prepare(work)
         finally:
             self._deliver()
         self._steps.take(self._device.launch(work))

@@ -4,6 +4,9 @@ The inputs are uploaded to the inbox, one buffer on the device. The next step's 
 because it is later in stream order.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,17 +21,26 @@ from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.pending import LaunchedWork
 from baton.actors.forward.step.reporting import CopiedLogprobs, to_host
 from baton.actors.forward.step.rows import DeviceRow, RowTable
-from baton.actors.forward.streams import CpuStream, Stream
+from baton.actors.forward.streams import CpuStream, Event, Stream
 from baton.actors.forward.transfers.enqueue import Transfers
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request
 from baton.actors.storage.host_memory import HostStates
 from baton.kernels.sampling import TokenCounts, sample
-from baton.models.batch import Model, Pools, predictor_of
+from baton.models.batch import Model, Pools, predictor_of, preparation_of
 
 CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 NOTHING_DRAWN = torch.empty(0, dtype=torch.int64)
 INBOX_BYTES = 2**16  # the initial size; the inbox grows if a step uploads more
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyStep:
+    """A step that is prepared: commits, the model, its head and the draw are left to be enqueued."""
+
+    step: PackedStep
+    began: Event
+    forward: Callable[[], Tensor] | None  # returns the hidden states of the batch, [tokens, size]; None without a batch
 
 
 class TorchDevice:
@@ -48,7 +60,8 @@ class TorchDevice:
         host: HostStates | None = None,
         stream: Stream | None = None,
     ) -> None:
-        self.model, self.pools, self.max_running, self._predictor = model, pools, max_running, predictor_of(model)
+        self.model, self.pools, self.max_running = model, pools, max_running
+        self._prepare_model, self._predictor = preparation_of(model), predictor_of(model)
         self._host = host if host is not None else HostStates()
         self._stream = stream if stream is not None else CpuStream()
         self._transfers = Transfers(pools, self._host, self._stream)
@@ -57,7 +70,7 @@ class TorchDevice:
             self._counts = TokenCounts(model.vocab_size, pools.slots.device)
             self._inbox = Inbox(INBOX_BYTES, pools.slots.device, self._stream)
         self._decoder: CapturedDecode | None = None
-        self._packed: PackedStep | None = None  # the step that is launched next
+        self._ready: ReadyStep | None = None  # the step that is launched next
 
     @property
     def copies_aside(self) -> bool:
@@ -118,9 +131,9 @@ class TorchDevice:
     def extend_row(self, row: int, pages: list[int]) -> None:
         self._table.extend(row, pages)
 
-    def pack(self, work: Work) -> None:
+    def prepare(self, work: Work) -> None:
         with self._stream.active(), torch.inference_mode():
-            self._packed = self._pack(work)
+            self._ready = self._prepare(work)
 
     def launch(self, work: Work) -> Pending[Ran]:
         torch.set_flush_denormal(True)  # Per-thread setting: decaying states reach denormals, which are slow on a CPU.
@@ -135,18 +148,25 @@ class TorchDevice:
         self._inbox.begin()
         return pack_step(self._inbox, work, self._table, *sizes, captures)
 
-    def _launch(self, work: Work) -> LaunchedWork:
-        packed, self._packed = self._packed, None
-        step, decoder = packed if packed and packed.work is work else self._pack(work), self._decoder_for(work)
+    def _prepare(self, work: Work) -> ReadyStep:
+        step, decoder = self._pack(work), self._decoder_for(work)
         began = self._stream.record()
         self._inbox.send()
         if decoder:
             decoder.send(work)
         if step.page_update:
             self._table.update(step.page_update)
+        batch = step.batch.complete(self._table) if step.batch is not None else None
+        return ReadyStep(step, began, self._prepare_model(batch, self.pools) if batch is not None else None)
+
+    def _launch(self, work: Work) -> LaunchedWork:
+        ready, self._ready = self._ready, None
+        if ready is None or ready.step.work is not work:
+            ready = self._prepare(work)
+        step, decoder = ready.step, self._decoder_for(work)
         if step.commits is not None:
             self.model.replay(step.commits, self.pools)
-        hidden = self._hidden(step)
+        hidden = ready.forward() if ready.forward is not None else None
         logits, sound, prompts = self._compute(step, hidden)
         pooled = [chunk.enqueue(hidden, self._stream) for chunk in step.pooled] if hidden is not None else []
         if decoder:
@@ -156,13 +176,7 @@ class TorchDevice:
         if logits:
             drawn, reports, last_draws = self._draw(step, logits[0] if len(logits) == 1 else torch.cat(logits))
         predicted = self._predict(step, hidden, last_draws)
-        return LaunchedWork(step, began, self._stream.record(), drawn, sound, reports, prompts, predicted, pooled)
-
-    def _hidden(self, step: PackedStep) -> Tensor | None:
-        """Enqueue the model. Return the hidden states of the batch, [tokens, size]; None if there is no batch."""
-        if step.batch is None:
-            return None
-        return self.model.forward(step.batch.complete(self._table), self.pools)
+        return LaunchedWork(step, ready.began, self._stream.record(), drawn, sound, reports, prompts, predicted, pooled)
 
     def _compute(
         self, step: PackedStep, hidden: Tensor | None

@@ -101,16 +101,16 @@ def test_a_row_that_could_not_be_set_up_fails_in_its_step_and_no_other_row_does(
     assert seam.reports == [Ran(step, b"", [], [], error="Fault: out of memory") for step in (2, 3)]
 
 
-def test_an_error_of_packing_is_left_to_the_launch() -> None:
+def test_an_error_of_preparing_is_left_to_the_launch() -> None:
     seam = Seam()
     seam.admit(0)
     work = Work(1, [WorkChunk(0, 0, 1, False)], [], [], [])
-    seam.inner.faults["pack"] = Fault("out of memory")
-    seam.device.pack(work)
+    seam.inner.faults["prepare"] = Fault("out of memory")
+    seam.device.prepare(work)
     assert seam.device.launch(work).collect().report.error == "" and seam.inner.ran == [1]
-    seam.inner.faults["pack"] = Lost()
+    seam.inner.faults["prepare"] = Lost()
     with pytest.raises(Lost):
-        seam.device.pack(work)
+        seam.device.prepare(work)
 
 
 def test_a_row_that_is_opened_again_is_sound() -> None:

@@ -128,6 +128,21 @@ def test_so_is_what_a_head_for_predictions_observes(name: str, dtype: torch.dtyp
     assert_replays(random_model(settings_of(name), dtype, CPU, 4, with_head=True))
 
 
+@pytest.mark.usefixtures("native_kernels")
+def test_a_step_that_is_prepared_has_not_run() -> None:
+    pair = Pair("mamba2", torch.float32)
+    pair.prefill(1, 9)
+    for position in range(9, 12):
+        pair.decode([1], [position])
+    assert isinstance(pair.recorded, RecordingModel)
+    before, at = pair.bits(pair.pools[1]), torch.tensor([12])
+    batch = Batch(at, at, None, Decode(torch.tensor([1]), at, pair.table[[1], :3]))
+    forward = pair.recorded.prepare(batch, pair.pools[1])
+    assert pair.bits(pair.pools[1]) == before
+    assert torch.equal(forward(), pair.model.forward(batch, pair.pools[0]))
+    assert pair.bits(pair.pools[1]) == pair.bits(pair.pools[0]) != before
+
+
 def assert_replays(model: Model) -> None:
     rows = assert_drafts_change_nothing(model, 4, recorded=True, counts=(1, 2))
     assert isinstance(rows.model, RecordingModel)

@@ -87,7 +87,7 @@ class SteppedCalls(NotedCalls):
         return self._note("launch", work)
 
 
-def test_the_next_step_is_packed_before_a_result_is_delivered_and_launched_after() -> None:
+def test_the_next_step_is_prepared_before_a_result_is_delivered_and_launched_after() -> None:
     device, failed = SteppedCalls(), list[BaseException]()
     thread = DeviceThread(device, lambda report: device.calls.append(report), failed.append)  # type: ignore[arg-type]
     steps = [Work(number, [], [], [], []) for number in (1, 2, 3)]
@@ -101,7 +101,7 @@ def test_the_next_step_is_packed_before_a_result_is_delivered_and_launched_after
     thread.run(steps[2])
     device.may_end.release()
     thread.close()
-    expected = [("launch", steps[0]), ("pack", steps[1]), ran(1), ("launch", steps[1]), ran(2)]
+    expected = [("launch", steps[0]), ("prepare", steps[1]), ran(1), ("launch", steps[1]), ran(2)]
     assert device.calls[1:] == [*expected, ("launch", steps[2]), ran(3)] and not failed
 
 
@@ -135,7 +135,7 @@ class LateDevice:
     def enter_thread(self) -> None:
         self.entered.append(threading.current_thread().name)
 
-    def pack(self, work: Work) -> None:
+    def prepare(self, work: Work) -> None:
         pass
 
     def launch(self, work: Work) -> Late:

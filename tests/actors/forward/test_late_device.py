@@ -83,10 +83,14 @@ def check(family: str, seed: int | None) -> None:
 def test_a_step_uploads_twice_at_most_and_its_thread_waits_for_nothing() -> None:
     with LateDevice() as late:
         device = late_device(late, "nemotron_h")
-        story, launch = Story(device), device.launch
+        story, prepare, launch = Story(device), device.prepare, device.launch
+
+        def noted(work: Work) -> None:
+            marks[work.step] = len(late.log)
+            prepare(work)
 
         def counted(work: Work) -> Pending:
-            mark = len(late.log)
+            mark = marks.get(work.step, len(late.log))
             pending = launch(work)
             assert late.count("upload", mark) <= 2 and late.count("wait", mark) == 0
             if not work.chunks:
@@ -94,8 +98,8 @@ def test_a_step_uploads_twice_at_most_and_its_thread_waits_for_nothing() -> None
                 launches.append(late.count("launch", mark))
             return pending
 
-        uploads, launches = list[int](), list[int]()
-        device.launch = counted  # type: ignore[method-assign]
+        uploads, launches, marks = list[int](), list[int](), dict[int, int]()
+        device.prepare, device.launch = noted, counted  # type: ignore[method-assign]
         story.tell()
         assert uploads[0] == 2, "a page is appended"
         assert uploads[1] == 1 and launches[1] == 0, "all of it is captured"
