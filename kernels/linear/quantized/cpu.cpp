@@ -26,32 +26,27 @@ constexpr int INPUT_SUMS = 2;  // Number of the scratch buffer; moe/experts, whi
 template <class T>
 constexpr int MOST_ROWS = MULTIPLIES_BFLOAT16 && sizeof(T) == 4 ? std::min(MAX_ROWS, 4) : MAX_ROWS;
 
-// Maximum rows of one of several tiles: where there are registers for it, the sums of a group and those of all groups
-// before it are in registers.
-template <class T>
-constexpr int ROWS_OF_SEVERAL = VECTORS == 2 ? std::min(MOST_ROWS<T>, 6) : MOST_ROWS<T>;
-
-// Add the products of consecutive groups to the sums of a tile. m: the tile's rows. scales: of each group.
+// Add the products of consecutive groups to `sums` [ROWS, OUT]. m: ROWS rows. scales: of each group.
 // weights [groups, inputs, OUT]. before(number) is called before each group.
-template <int BITS, class T, int ROWS, class F>
-__attribute__((always_inline)) inline void add_groups(RowSums<ROWS> &tile, const QuantizedMatrix<BITS, T> &m,
-                                                      int64_t first, int count, const Scales *scales,
-                                                      const T *weights, F before) {
+// Only a group's sums are in registers. With those of all groups before it, a tile would have fewer rows.
+template <int ROWS, int BITS, class T, class F>
+__attribute__((always_inline)) inline void add_groups(const QuantizedMatrix<BITS, T> &m, int64_t first, int count,
+                                                      const Scales *scales, const T *weights, float *sums, F before) {
     for (int g = 0; g < count; g++, weights += m.form.group * OUT) {
         before(g);
         const Inputs<T, ROWS> x(m, first + g);
-        const float *const sums = m.input_sums + first + g;
+        const float *const input_sums = m.input_sums + first + g;
         RowSums<ROWS> held;
         held.add(x.numbers, x.stride, weights, m.form.group / Step<T>::INPUTS);
         if (!m.input_sums)
-            tile.each([&](floats &sum, int row, int column) {
-                const int v = column / LANES;
-                sum = scales[g].added(sum, held.held[row][v], v);
+            held.each([&](floats sum, int row, int column) {
+                float *const to = sums + row * OUT + column;
+                put(to, scales[g].added(load(to), sum, column / LANES));
             });
         else
-            tile.each([&](floats &sum, int row, int column) {
-                const int v = column / LANES;
-                sum = scales[g].added(sum, held.held[row][v], v, sums[row * m.form.groups]);
+            held.each([&](floats sum, int row, int column) {
+                float *const to = sums + row * OUT + column;
+                put(to, scales[g].added(load(to), sum, column / LANES, input_sums[row * m.form.groups]));
             });
     }
 }
@@ -60,7 +55,7 @@ __attribute__((always_inline)) inline void add_groups(RowSums<ROWS> &tile, const
 // others are multiplied with them while they are in the first cache.
 template <int BITS, class T>
 void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
-    constexpr int UNIT = Codes<BITS>::UNIT, MOST = ROWS_OF_SEVERAL<T>, LEAST = (MOST + 1) / 2;
+    constexpr int UNIT = Codes<BITS>::UNIT, MOST = MOST_ROWS<T>, LEAST = (MOST + 1) / 2;
     const int64_t tiles = (m.rows + MOST - 1) / MOST, size = m.form.group;
     alignas(LINE) T weights[STRETCH * OUT];
     Scales scales[STRETCH / LEAST_GROUP];
@@ -69,9 +64,8 @@ void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums
         const auto add = [&](int64_t t, auto before) {
             const int64_t row = m.rows * t / tiles;
             with_rows<LEAST, MOST>(m.rows * (t + 1) / tiles - row, [&](auto tile) {
-                tile.update(sums + row * OUT, [&]() __attribute__((always_inline)) {
-                    add_groups(tile, m.from_row(row, tile.COUNT), first, static_cast<int>(count), scales, weights, before);
-                });
+                add_groups<tile.COUNT>(m.from_row(row, tile.COUNT), first, static_cast<int>(count), scales, weights,
+                                       sums + row * OUT, before);
             });
         };
         add(0, [&](int g) __attribute__((always_inline)) {
