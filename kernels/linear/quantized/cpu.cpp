@@ -207,6 +207,9 @@ BATON_FOR_BITS(8, bfloat16)
 
 namespace {
 
+// Rows for which weights are converted once.
+constexpr int64_t ROWS_OF_PART = TILE_HEIGHT > 1 ? ROWS_AT_ONCE : 2 * ROWS_AT_ONCE;
+
 template <int BITS, class T>
 void linear(QuantizedMatrix<BITS, T> m, T *y, int64_t y_stride) {
 #if defined(__AMX_BF16__)
@@ -221,10 +224,10 @@ void linear(QuantizedMatrix<BITS, T> m, T *y, int64_t y_stride) {
     }
     const int64_t blocks = (m.outputs + OUT - 1) / OUT, grain = 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
     parallel_for_with<TileRegisters>(blocks, grain, [&](TileRegisters &registers, int64_t begin, int64_t end) {
-        float sums[ROWS_AT_ONCE * OUT];
+        float sums[ROWS_OF_PART * OUT];
         // Rows are in the cache while a part's blocks are multiplied with them.
-        for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
-            const auto part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
+        for (int64_t row = 0; row < m.rows; row += ROWS_OF_PART) {
+            const auto part = m.from_row(row, std::min(ROWS_OF_PART, m.rows - row));
             const auto numbers = with_numbers(part);
             for (int64_t block = begin; block < end; block++) {
                 sums_of(numbers, block, sums, registers);
