@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from baton.kernels.attention.latents.sizes import Forms
+from baton.kernels.sampling import widen
 from baton.models.batch import Batch, Decode, Pools, TensorSpec
 from baton.models.config import ModelConfig, ModelError
 from baton.models.layers import prediction
@@ -141,7 +142,7 @@ class Decoder(nn.Module):
         """Return float32 logits [rows, vocab]."""
         [embeddings], multiplier = self._embeddings, self.outline.multipliers[2]
         logits = self.lm_head(hidden) if self.lm_head is not None else embeddings.logits(hidden)
-        return logits.float() if multiplier == 1 else logits.float() * multiplier
+        return widen(logits, multiplier)
 
 
 class MixerBlock(nn.Module):

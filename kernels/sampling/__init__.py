@@ -19,12 +19,16 @@ __all__ = [
     "log_probabilities",
     "log_probabilities_of",
     "sample",
+    "widen",
 ]
 
 
 sample = dispatch(
     reference.sample, (native.takes, native.sample), (on_cpu, cpu.sample), triton="baton.kernels.sampling.triton"
 )
+
+
+widen = dispatch(reference.widen, (native.widens, native.widen))
 
 
 def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:

@@ -252,6 +252,15 @@ extern "C" void baton_draw(const float *logits, int64_t stride, int64_t vocab, c
     });
 }
 
+// logits [count] = outputs [count] · multiplier. Denormals may become 0.
+extern "C" void baton_widen_logits(const bfloat16 *outputs, int64_t count, float multiplier, float *logits) {
+    parallel_for(count, 65536, [=](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; i += LANES)
+            put(logits + i, load(outputs + i, end - i) * multiplier, end - i);
+    });
+}
+
+BATON_RECORDABLE(baton_widen_logits)
 BATON_RECORDABLE(baton_arg_max)
 BATON_RECORDABLE(baton_scale_logits)
 BATON_RECORDABLE(baton_draw)

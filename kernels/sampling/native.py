@@ -4,12 +4,13 @@ import torch
 from torch import Tensor
 
 from baton.kernels.runtime import cpp
-from baton.kernels.runtime.cpp import INT64, POINTER
+from baton.kernels.runtime.cpp import FLOAT, INT64, POINTER
 from baton.kernels.runtime.cpp.checks import assert_agrees
 from baton.kernels.sampling import reference
 from baton.kernels.sampling.reference import Sampled, SamplingTensors
 
 ARG_MAX, SCALE, DRAW, MASK = "baton_arg_max", "baton_scale_logits", "baton_draw", "baton_mask_logits"
+WIDEN = "baton_widen_logits"
 BLOCK_ELEMENTS = 2**19  # Maximum size of a temporary: it stays in the CPU's cache, and the allocator reuses its memory.
 
 
@@ -17,6 +18,24 @@ def takes(logits: Tensor) -> bool:
     """Return whether the C functions that draw tokens are installed and take these logits."""
     installed = all(cpp.function(name) is not None for name in (ARG_MAX, SCALE, DRAW))
     return installed and logits.is_cpu and logits.dtype == torch.float32 and logits.stride(1) == 1
+
+
+def widens(outputs: Tensor) -> bool:
+    """Return whether the C function of `widen` is installed and takes these outputs."""
+    takes = cpp.function(WIDEN) is not None and outputs.is_cpu and outputs.is_contiguous()
+    return takes and outputs.dtype == torch.bfloat16
+
+
+def widen(outputs: Tensor, multiplier: float) -> Tensor:
+    """Compute reference.widen without OpenMP.
+
+    torch shares the conversion of more than 32,768 numbers among OpenMP's threads, and to wake them takes longer.
+    """
+    run = cpp.function(WIDEN)
+    assert run is not None
+    logits = torch.empty(outputs.shape, dtype=torch.float32)
+    run(outputs.data_ptr(), outputs.numel(), multiplier, logits.data_ptr())
+    return logits
 
 
 def masks(logits: Tensor) -> bool:
@@ -108,6 +127,13 @@ def check_draw() -> None:
     assert_agrees(tokens, reference.sample(logits, params).tokens, rtol=0, atol=0)
 
 
+def check_widen() -> None:
+    """Raise AssertionError if the C function differs from the reference."""
+    outputs = _logits().bfloat16()
+    for multiplier in (1.0, 1 / 3):
+        assert_agrees(widen(outputs, multiplier), reference.widen(outputs, multiplier), rtol=0, atol=0)
+
+
 def check_masks() -> None:
     """Raise AssertionError if the C function differs from the reference."""
     logits, rows = _logits(), torch.tensor([3, 20, 0])
@@ -136,5 +162,6 @@ def _params() -> SamplingTensors:
 
 cpp.declare(ARG_MAX, [POINTER, INT64, INT64, INT64, POINTER, POINTER, POINTER], check_arg_max)
 cpp.declare(SCALE, [POINTER, INT64, INT64, POINTER, INT64, POINTER, POINTER, POINTER], check_scaled)
+cpp.declare(WIDEN, [POINTER, INT64, FLOAT, POINTER], check_widen)
 cpp.declare(MASK, [POINTER, INT64, INT64, POINTER, INT64, POINTER, INT64], check_masks)
 cpp.declare(DRAW, [POINTER, INT64, INT64, POINTER, INT64, *(POINTER,) * 7], check_draw)

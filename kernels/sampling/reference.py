@@ -69,6 +69,11 @@ class Sampled:
     finite: Tensor  # bool [R]; whether the row's greatest logit is finite. If not, the token is meaningless
 
 
+def widen(outputs: Tensor, multiplier: float) -> Tensor:
+    """Return a head's outputs, [R, V], times a constant, as logits in float32."""
+    return outputs.float() if multiplier == 1 else outputs.float() * multiplier
+
+
 def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
     """Set the logits of forbidden tokens to -inf in place, and return the logits, float32 [R, V].
 

@@ -7,12 +7,23 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from baton.kernels.sampling import SamplingTensors, apply_masks, native, reference, sample
+from baton.kernels.sampling import SamplingTensors, apply_masks, native, reference, sample, widen
 from tests.kernels.installed import installed
 from tests.kernels.rounding import assert_within
 from tests.kernels.sampling.test_sampling import make_params, pick, random_params, sample_by_hand
 
 many = settings(max_examples=150, deadline=None)
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("multiplier", [1.0, 0.3])
+@pytest.mark.parametrize("size", [1, 33, 70_000])
+def test_outputs_become_logits_as_in_the_reference(size: int, multiplier: float) -> None:
+    """All 65,536 numbers of bfloat16 are among the outputs of the greatest size. Denormals may become 0."""
+    outputs = torch.arange(2 * size).short().view(torch.bfloat16).view(2, size)
+    expected = reference.widen(outputs, multiplier)
+    torch.testing.assert_close(widen(outputs, multiplier), expected, rtol=0, atol=2**-126, equal_nan=True)
+    assert native.widens(outputs)
 
 
 @pytest.mark.usefixtures("target")
