@@ -68,7 +68,10 @@ class RecordedStep:
             target.copy_(source)
         if self.plan.pages and plan.pages:
             self.plan.pages.table[:, : plan.pages.table.shape[1]] = plan.pages.table
-        return self.recording.replay
+        return self._replay
+
+    def _replay(self) -> Tensor:
+        return self.recording.replay()
 
 
 def hold(plan: BatchPlan, table: Tensor, tokens: int) -> BatchPlan:
@@ -124,7 +127,7 @@ class RecordingModel:
         self._table_shape = max_rows * (1 + most_drafts), max_pages
         self._memory = SharedMemory()
         self._steps: dict[StepKind, RecordedStep] = {}  # the least recently used one first
-        self._warm: set[Computation] = set()  # what has run once
+        self._warm: set[Computation] = set()  # what has run once, without prompts
 
     @cached_property
     def _table(self) -> Tensor:
@@ -168,7 +171,14 @@ class RecordingModel:
     def _ready(self, computation: Computation, plan: BatchPlan, *inputs: Tensor) -> Callable[[], Tensor]:
         """Return a function that computes computation(*inputs, plan), by a replay where possible."""
         step = self._step(computation, plan, inputs)
-        return step.ready(plan, inputs) if step else partial(computation, *inputs, plan)
+        return step.ready(plan, inputs) if step else partial(self._run, computation, plan, inputs)
+
+    def _run(self, computation: Computation, plan: BatchPlan, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Return computation(*inputs, plan), without a recording."""
+        hidden = computation(*inputs, plan)
+        if not plan.prefill:
+            self._warm.add(computation)
+        return hidden
 
     def _step(self, computation: Computation, plan: BatchPlan, inputs: tuple[Tensor, ...]) -> RecordedStep | None:
         """Return the recorded step for these numbers of rows and tokens, after recording it if necessary.
@@ -183,7 +193,6 @@ class RecordingModel:
         step = self._steps.pop(kind, None)
         if step is None and computation in self._warm:
             step = self._record(computation, plan, inputs)
-        self._warm.add(computation)
         if step:
             self._steps[kind] = step  # as the most recently used one, which is the last
             if len(self._steps) > MOST_RECORDINGS:

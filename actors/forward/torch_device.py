@@ -21,7 +21,7 @@ from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.pending import LaunchedWork
 from baton.actors.forward.step.reporting import CopiedLogprobs, to_host
 from baton.actors.forward.step.rows import DeviceRow, RowTable
-from baton.actors.forward.streams import CpuStream, Event, Stream
+from baton.actors.forward.streams import CpuStream, Stream
 from baton.actors.forward.transfers.enqueue import Transfers
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request
@@ -39,7 +39,6 @@ class ReadyStep:
     """A step that is prepared: commits, the model, its head and the draw are left to be enqueued."""
 
     step: PackedStep
-    began: Event
     forward: Callable[[], Tensor] | None  # returns the hidden states of the batch, [tokens, size]; None without a batch
 
 
@@ -132,6 +131,7 @@ class TorchDevice:
         self._table.extend(row, pages)
 
     def prepare(self, work: Work) -> None:
+        self._ready = None
         with self._stream.active(), torch.inference_mode():
             self._ready = self._prepare(work)
 
@@ -150,19 +150,19 @@ class TorchDevice:
 
     def _prepare(self, work: Work) -> ReadyStep:
         step, decoder = self._pack(work), self._decoder_for(work)
-        began = self._stream.record()
         self._inbox.send()
         if decoder:
             decoder.send(work)
         if step.page_update:
             self._table.update(step.page_update)
         batch = step.batch.complete(self._table) if step.batch is not None else None
-        return ReadyStep(step, began, self._prepare_model(batch, self.pools) if batch is not None else None)
+        return ReadyStep(step, self._prepare_model(batch, self.pools) if batch is not None else None)
 
     def _launch(self, work: Work) -> LaunchedWork:
         ready, self._ready = self._ready, None
         if ready is None or ready.step.work is not work:
             ready = self._prepare(work)
+        began = self._stream.record()
         step, decoder = ready.step, self._decoder_for(work)
         if step.commits is not None:
             self.model.replay(step.commits, self.pools)
@@ -176,7 +176,7 @@ class TorchDevice:
         if logits:
             drawn, reports, last_draws = self._draw(step, logits[0] if len(logits) == 1 else torch.cat(logits))
         predicted = self._predict(step, hidden, last_draws)
-        return LaunchedWork(step, ready.began, self._stream.record(), drawn, sound, reports, prompts, predicted, pooled)
+        return LaunchedWork(step, began, self._stream.record(), drawn, sound, reports, prompts, predicted, pooled)
 
     def _compute(
         self, step: PackedStep, hidden: Tensor | None

@@ -29,7 +29,8 @@ def widens(outputs: Tensor) -> bool:
 def widen(outputs: Tensor, multiplier: float) -> Tensor:
     """Compute reference.widen without OpenMP.
 
-    torch shares the conversion of more than 32,768 numbers among OpenMP's threads, and to wake them takes longer.
+    torch shares the conversion of more than 32,768 numbers among OpenMP's threads. Waking them takes longer than the
+    conversion.
     """
     run = cpp.function(WIDEN)
     assert run is not None

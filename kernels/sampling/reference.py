@@ -70,7 +70,7 @@ class Sampled:
 
 
 def widen(outputs: Tensor, multiplier: float) -> Tensor:
-    """Return a head's outputs, [R, V], times a constant, as logits in float32."""
+    """Return logits, float32 [R, V]: a head's outputs in its own dtype, times `multiplier`."""
     return outputs.float() if multiplier == 1 else outputs.float() * multiplier
 
 

@@ -137,10 +137,25 @@ def test_a_step_that_is_prepared_has_not_run() -> None:
     assert isinstance(pair.recorded, RecordingModel)
     before, at = pair.bits(pair.pools[1]), torch.tensor([12])
     batch = Batch(at, at, None, Decode(torch.tensor([1]), at, pair.table[[1], :3]))
+    expected = pair.model.forward(batch, pair.pools[0])
     forward = pair.recorded.prepare(batch, pair.pools[1])
     assert pair.bits(pair.pools[1]) == before
-    assert torch.equal(forward(), pair.model.forward(batch, pair.pools[0]))
+    at.zero_()  # Everything that depends on the batch has been computed.
+    assert torch.equal(forward(), expected)
     assert pair.bits(pair.pools[1]) == pair.bits(pair.pools[0]) != before
+
+
+@pytest.mark.usefixtures("native_kernels")
+def test_a_step_that_was_only_prepared_is_not_taken_for_one_that_has_run() -> None:
+    pair = Pair("mamba2", torch.float32)
+    at = torch.tensor([0])
+    batch = Batch(at, at, None, Decode(torch.tensor([1]), at, pair.table[[1], :1]))
+    assert isinstance(pair.recorded, RecordingModel)
+    for _ in range(2):
+        forward = pair.recorded.prepare(batch, pair.pools[1])
+    assert torch.equal(forward(), pair.model.forward(batch, pair.pools[0])) and not pair.recorded.unrecordable
+    pair.decode([1], [1])
+    assert pair.recorded._steps and not pair.recorded.unrecordable
 
 
 def assert_replays(model: Model) -> None:

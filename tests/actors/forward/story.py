@@ -48,7 +48,7 @@ class Story:
     ) -> None:
         """Launch a step. decodes: the position of each decoding row."""
         work = Work(len(self.ran), chunks, list(decodes), list(decodes.values()), list(checkpoints), list(masks))
-        if work.step % 2:  # The device's thread prepares every step first; other callers leave it to `launch`.
+        if work.step % 2:  # The device's thread may prepare a step first; other callers leave it to `launch`.
             self.device.prepare(work)
         self.in_flight.append(self.device.launch(work))
         if len(self.in_flight) == 2:

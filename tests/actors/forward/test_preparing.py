@@ -1,7 +1,9 @@
 """Preparing a step before its launch: the launch only computes, and what was prepared serves no other step."""
 
+import time
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -77,3 +79,27 @@ def test_a_step_that_was_not_prepared_last_is_prepared_at_its_launch() -> None:
     assert unpack(device.launch(Work(8, [], [1], [1], [])).collect().report.tokens) == [7]
     assert unpack(device.launch(Work(9, [], [1, 0], [2, 1], [])).collect().report.tokens) == [0, 5]
     assert model.calls.count("prepare") == 3
+
+
+def test_a_preparation_that_fails_leaves_no_step_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, _ = device_with_rows(3, 5)
+    first = Work(7, [], [0], [1], [])
+    device.prepare(first)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(device, "_prepare_model", raise_memory_error)
+        device.prepare(Work(8, [], [1, 0], [1, 1], []))
+    assert unpack(device.launch(first).collect().report.tokens) == [5]
+
+
+def raise_memory_error(batch: Batch, pools: Pools) -> Callable[[], Tensor]:
+    raise MemoryError
+
+
+def test_the_time_of_a_step_begins_at_its_launch() -> None:
+    device, _ = device_with_rows(3)
+    step = Work(7, [], [0], [1], [])
+    device.prepare(step)
+    time.sleep(0.2)
+    began = time.perf_counter()
+    done = device.launch(step).collect()
+    assert done.seconds <= time.perf_counter() - began
