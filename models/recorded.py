@@ -71,6 +71,7 @@ class RecordedStep:
         return self._replay
 
     def _replay(self) -> Tensor:
+        """Replay the recording. This method keeps the inputs alive, to which the recording only points."""
         return self.recording.replay()
 
 

@@ -22,8 +22,8 @@ def takes(logits: Tensor) -> bool:
 
 def widens(outputs: Tensor) -> bool:
     """Return whether the C function of `widen` is installed and takes these outputs."""
-    takes = cpp.function(WIDEN) is not None and outputs.is_cpu and outputs.is_contiguous()
-    return takes and outputs.dtype == torch.bfloat16
+    installed = cpp.function(WIDEN) is not None
+    return installed and outputs.is_cpu and outputs.dtype == torch.bfloat16 and outputs.is_contiguous()
 
 
 def widen(outputs: Tensor, multiplier: float) -> Tensor:
