@@ -286,7 +286,6 @@ void with_rows(int64_t rows, F f) {
     if constexpr (ROWS > LEAST) with_rows<LEAST, ROWS - 1>(rows, f);
 }
 
-constexpr int64_t FEW = 16;  // Up to so many rows are limited by memory.
 constexpr int64_t STRETCH = 128;  // Inputs whose weights all tiles are multiplied with while they are in the first cache.
 
 // Call first(tile, row, prefetch) for the first tile of several ones, to which the rows are divided, and others(tile,
@@ -300,7 +299,7 @@ __attribute__((always_inline)) inline void for_row_tiles(int64_t rows, float *su
     const auto call = [=](int64_t t, auto f) __attribute__((always_inline)) {
         const int64_t row = rows * t / tiles, end = rows * (t + 1) / tiles;
         const char *const part = static_cast<const char *>(next) + STRETCH * bytes * t / tiles;
-        const Prefetch prefetch{part, bytes / tiles, rows > FEW};
+        const Prefetch prefetch{part, bytes / tiles, true};
         with_rows<(MAX_ROWS + 1) / 2>(end - row, [=](auto tile) {
             tile.update(sums + row * OUT, [&]() __attribute__((always_inline)) { f(tile, row, prefetch); });
         });
