@@ -1,5 +1,6 @@
 """The parts of scripts/bench: statistics, floors (lower bounds of time), schedules, contenders' names, machine load."""
 
+import argparse
 import json
 import math
 import sys
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from scripts.benchmarks.common.configs import GRANITE, KIMI_LINEAR, MAMBA2, NEMOTRON_H, QWEN3_NEXT
-from scripts.benchmarks.common.contenders import Entry, Workbench
+from scripts.benchmarks.common.contenders import Entry, Workbench, add_contenders
 from scripts.benchmarks.common.figures import (
     NeverAtOnceError,
     Spread,
@@ -192,6 +193,16 @@ def test_names_of_contenders_are_parsed(text: str, entry: Entry, weights: str, s
 def test_invalid_contenders_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"no (contender|variant|name)"):
         Entry.parse(text)
+
+
+def test_two_contenders_of_one_name_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_contenders(parser)
+    parsed = parser.parse_args(["--contenders", "baton", "a=baton", "gguf:q4_k"])
+    assert [entry.name for entry in parsed.contenders] == ["baton", "a", "gguf:q4_k"]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--contenders", "a=gguf:q4_k", "baton", "a=gguf:q8_0"])
+    assert "two contenders have the name a" in capsys.readouterr().err
 
 
 def test_options_of_the_server_are_added_to_baton_only() -> None:

@@ -109,6 +109,25 @@ def read_entry(text: str) -> Entry:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+class StoreEntries(argparse.Action):
+    """Store contenders. Two with the same name are an error, because each name has one column."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _: Any = None
+    ) -> None:
+        names = [entry.name for entry in values]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise argparse.ArgumentError(self, f"two contenders have the name {twice}: write NAME=... for one of them")
+        setattr(namespace, self.dest, values)
+
+
+def add_contenders(parser: argparse.ArgumentParser) -> None:
+    """Add the option --contenders: a list of Entry, or None if it is not given."""
+    parser.add_argument(
+        "--contenders", nargs="+", type=read_entry, action=StoreEntries, metavar="[NAME=]KIND[:VARIANT]"
+    )
+
+
 @dataclass(frozen=True)
 class Workbench:
     """A model to measure: makes its weights on first use, and opens the contenders that run it."""

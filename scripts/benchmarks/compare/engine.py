@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from scripts.benchmarks.common.contenders import Contender, Entry, Workbench, read_entry
+from scripts.benchmarks.common.contenders import Contender, Entry, Workbench, add_contenders
 from scripts.benchmarks.common.figures import Spread, describe_machine, ratios, table, write_json
 from scripts.benchmarks.common.floors import Floor, floor_of
 from scripts.benchmarks.common.machine import QUIET, Probe, Watch, cpu_name, probe
@@ -66,7 +66,7 @@ class Plan:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--contenders", nargs="+", type=read_entry, metavar="[NAME=]KIND[:VARIANT]")
+    add_contenders(parser)
     parser.add_argument(
         "--server-options", default="", metavar="OPTIONS", help="options for each baton server, as one string"
     )

@@ -12,7 +12,7 @@ from typing import get_args
 
 import aiohttp
 
-from scripts.benchmarks.common.contenders import Entry, Workbench, read_entry
+from scripts.benchmarks.common.contenders import Entry, Workbench, add_contenders
 from scripts.benchmarks.common.figures import describe_machine, quantile, table, write_json
 from scripts.benchmarks.common.machine import QUIET, Watch
 from scripts.benchmarks.common.server import ServerProcess
@@ -41,7 +41,7 @@ class Figures:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--contenders", nargs="+", type=read_entry, metavar="[NAME=]KIND[:VARIANT]")
+    add_contenders(parser)
     parser.add_argument(
         "--server-options", default="", metavar="OPTIONS", help="options for each baton server, as one string"
     )
