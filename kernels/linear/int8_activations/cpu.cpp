@@ -31,6 +31,7 @@ template <int BITS>
 struct Product {
     using Matrix = RoundedMatrix<BITS>;
     using Order = Quads<BITS>;
+    static constexpr int LINES = QUAD / Codes<BITS>::UNIT;  // of a quad's codes, or of their lower bits
 
     static void multiply(const Matrix &m, int64_t block, float *sums) {
         const int64_t tiles = (m.rows + MOST - 1) / MOST;
@@ -90,13 +91,16 @@ struct Product {
 
     template <int ROWS>
     static void multiply_one(const Matrix &m, int64_t block, RowSums<ROWS> tile, float *sums) {
+        LinesAhead ahead(m.block(block));
         for (GroupIterator group(m, block); group.left(); group.next()) {
             const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
+            ahead.begin();
             add_group(tile, m, m.x, group.index, scales_of(group),
                       [&](int step) __attribute__((always_inline)) {
-                          codes.prefetch(step, m.form.ahead);
+                          ahead.fetch(LINES);
                           return Order::unpack(codes, step);
                       });
+            ahead.finish(group.codes + m.form.code_bytes);
         }
         store(tile, sums);
     }
@@ -106,6 +110,7 @@ struct Product {
         const int64_t size = m.form.group;
         alignas(LINE) uint8_t bytes[STRETCH * OUT];
         Scales scales[STRETCH / LEAST_GROUP];
+        LinesAhead ahead(m.block(block));
         for (GroupIterator group(m, block); group.left();) {
             const int64_t first = group.index, count = std::min(STRETCH / size, m.form.groups - first);
             const auto add = [&](int64_t t, auto quads) __attribute__((always_inline)) {
@@ -119,13 +124,15 @@ struct Product {
             add(0, [&](int g, auto &tile, const uint8_t *own) __attribute__((always_inline)) {
                 const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
                 scales[g] = scales_of(group);
+                ahead.begin();
                 add_group(tile, m, own, first + g, scales[g],
                           [&](int step) __attribute__((always_inline)) {
-                              codes.prefetch(step, m.form.ahead);
+                              ahead.fetch(LINES);
                               const Bytes unpacked = Order::unpack(codes, step);
                               unpacked.store(bytes + (g * size + step * QUAD) * OUT);
                               return unpacked;
                           });
+                ahead.finish(group.codes + m.form.code_bytes);
                 group.next();
             });
             for (int64_t t = 1; t < tiles; t++)

@@ -49,13 +49,6 @@ struct Codes {
     const uint8_t *line(int unit) const { return upper + unit / UNITS * LINE; }
     int place(int unit) const { return unit % UNITS * 4 * UPPER; }
 
-    // Prefetch a unit's lines of the group that begins so many bytes later. Always inlined: GCC 12 removes calls of
-    // functions that only prefetch.
-    __attribute__((always_inline)) void prefetch(int unit, int64_t bytes) const {
-        __builtin_prefetch(lower + unit * LINE + bytes);
-        if (UPPER > 0 && unit % UNITS == 0) __builtin_prefetch(line(unit) + bytes);
-    }
-
     // Return the number of one output and one input of a unit.
     int one(int unit, int output, int input) const {
         const uint8_t *const codes = lower + unit * LINE;

@@ -59,6 +59,7 @@ void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums
     const int64_t tiles = (m.rows + MOST - 1) / MOST, size = m.form.group;
     alignas(LINE) T weights[STRETCH * OUT];
     Scales scales[STRETCH / LEAST_GROUP];
+    LinesAhead ahead(m.block(block));
     for (GroupIterator group(m, block); group.left();) {
         const int64_t first = group.index, count = std::min(STRETCH / size, m.form.groups - first);
         const auto add = [&](int64_t t, auto before) {
@@ -71,10 +72,12 @@ void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums
         add(0, [&](int g) __attribute__((always_inline)) {
             const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
             scales[g] = Scales(group);
+            ahead.begin();
             for (int unit = 0; unit < size / UNIT; unit++) {
-                codes.prefetch(unit, m.form.ahead);
+                ahead.fetch(1);
                 codes.unpack(unit, weights + (g * size + unit * UNIT) * OUT);
             }
+            ahead.finish(group.codes + m.form.code_bytes);
             group.next();
         });
         for (int64_t t = 1; t < tiles; t++) add(t, [](int) {});
@@ -118,13 +121,16 @@ void sums_in_tiles(const QuantizedMatrix<BITS, bfloat16> &m, int64_t block, floa
     const RowTiles rows(m.rows);
     registers.set_height(rows.height);
     alignas(LINE) bfloat16 weights[2][MOST_GROUP * OUT];
+    LinesAhead ahead(m.block(block));
     for (GroupIterator group(m, block); group.left(); group.next()) {
         bfloat16 *const numbers = weights[group.index % 2];
         const Codes<BITS> codes(group.codes, m.form.group, m.form.minimum);
+        ahead.begin();
         for (int unit = 0; unit < m.form.group / UNIT; unit++) {
-            codes.prefetch(unit, m.form.ahead);
+            ahead.fetch(1);
             codes.unpack(unit, numbers + unit * UNIT * OUT);
         }
+        ahead.finish(group.codes + m.form.code_bytes);
         const Inputs<bfloat16, ROWS_AT_ONCE> x(m, group.index);
         for (int64_t tile = 0; tile < rows.count; tile += 2)
             if (tile + 1 < rows.count)

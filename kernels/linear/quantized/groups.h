@@ -45,6 +45,41 @@ inline floats multiply_add(floats sum, floats left, floats right) {
 #endif
 }
 
+constexpr int64_t CODES_AHEAD = 8192;  // Bytes from what is in use to what is prefetched.
+
+// The cache that packed weights are prefetched into. Zen 4, which the target with BF16 and without AMX is for, can have
+// more fetches in flight for its second one.
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+constexpr int CODES_CACHE = SECOND_CACHE;
+#else
+constexpr int CODES_CACHE = FIRST_CACHE;
+#endif
+
+// The prefetches of packed weights: line by line, as they lie in memory, scales and factors together with the codes.
+// All functions are inlined: GCC 12 removes calls of functions that only prefetch.
+struct LinesAhead {
+    const uint8_t *next;
+
+    // in_use: the weights that are used first.
+    explicit LinesAhead(const uint8_t *in_use) : next(in_use + CODES_AHEAD) {}
+
+    // Begin a group: its first line goes into the first cache. That makes Zen 4 up to 1.2 times as fast.
+    __attribute__((always_inline)) void begin() {
+        __builtin_prefetch(next, 0, FIRST_CACHE);
+        next += LINE;
+    }
+
+    __attribute__((always_inline)) void fetch(int lines) {
+#pragma GCC unroll 2
+        for (int line = 0; line < lines; line++, next += LINE) __builtin_prefetch(next, 0, CODES_CACHE);
+    }
+
+    // End a group whose codes end at `end`: prefetch what is left.
+    __attribute__((always_inline)) void finish(const uint8_t *end) {
+        for (; next < end + CODES_AHEAD; next += LINE) __builtin_prefetch(next, 0, CODES_CACHE);
+    }
+};
+
 // The groups of one block of a matrix, in order.
 struct GroupIterator {
     const Form form;
@@ -71,7 +106,6 @@ struct GroupIterator {
     }
 
     void enter(const uint8_t *span) {
-        for (int64_t byte = 0; byte < form.head_bytes; byte += LINE) __builtin_prefetch(span + form.ahead + byte);
         for (int v = 0; v < VECTORS; v++) {
             shared[v] = numbers(span, v);
             if (form.minimum) shared_minima[v] = numbers(span + OUT * 2, v);

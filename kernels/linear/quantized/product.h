@@ -9,7 +9,6 @@
 namespace baton {
 
 constexpr int LEAST_GROUP = 16, MOST_GROUP = 64;  // Inputs that share a scale.
-constexpr int64_t LEAST_AHEAD = 8192;  // Prefetch what comes at least this many bytes after what is in use.
 
 // How weights are stored: kernels/linear/quantized/forms.py says what bits, group, span, minimum and half mean.
 struct Form {
@@ -17,7 +16,6 @@ struct Form {
     bool minimum, half;
     int64_t groups, spans;  // of a row of inputs
     int64_t code_bytes, head_bytes, span_bytes;  // of a block: a group's codes; a span's scales and factors; a span.
-    int64_t ahead;  // Bytes to the span that is prefetched: whole spans, so that no line is left out.
 
     // code: what Form.code in forms.py returns.
     Form(int code, int64_t inputs)
@@ -25,7 +23,7 @@ struct Form {
           groups((inputs + group - 1) / group), spans((groups + span - 1) / span),
           code_bytes(BLOCK_OUT * group * bits / 8),
           head_bytes((BLOCK_OUT * 2 + (span > 1 ? span * BLOCK_OUT : 0)) * (minimum ? 2 : 1)),
-          span_bytes(head_bytes + span * code_bytes), ahead((LEAST_AHEAD + span_bytes - 1) / span_bytes * span_bytes) {}
+          span_bytes(head_bytes + span * code_bytes) {}
 };
 
 // A matrix of integers of BITS bits. data: [blocks, spans, bytes of a span], as packed() in native.py says.

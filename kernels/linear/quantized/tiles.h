@@ -36,7 +36,7 @@ __attribute__((always_inline)) inline void put_pairs(bfloat16 *to, words first, 
 
 // Convert a group's weights: to, [inputs / 2, OUT, 2], rounded to nearest, ties away from zero. Forms of 8 bits have
 // neither minima nor factors, so that the scaled OFFSET is exact; scales are below 1e34.
-inline void round_group(const GroupIterator &group, bfloat16 *to) {
+inline void round_group(const GroupIterator &group, LinesAhead &ahead, bfloat16 *to) {
     const Form &form = group.form;
     const Codes<8> codes(group.codes, form.group, form.minimum);
     floats scale[VECTORS], origin[VECTORS];
@@ -45,8 +45,9 @@ inline void round_group(const GroupIterator &group, bfloat16 *to) {
         scale[v] = scale[v] == scale[v] ? scale[v] : splat(NAN);  // Another NaN might be rounded to zero.
         origin[v] = scale[v] * -OFFSET;
     }
+    ahead.begin();
     for (int unit = 0; unit < form.group / Codes<8>::UNIT; unit++, to += Codes<8>::UNIT * OUT) {
-        codes.prefetch(unit, form.ahead);
+        ahead.fetch(1);
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++) {
             const auto rounded = [&](words both) __attribute__((always_inline)) {
@@ -56,11 +57,13 @@ inline void round_group(const GroupIterator &group, bfloat16 *to) {
             put_pairs(to + v * LANES * 2, rounded(both << 8), rounded(both));
         }
     }
+    ahead.finish(group.codes + form.code_bytes);
 }
 
 // Convert the groups' weights until input `until`.
-inline void round_groups(GroupIterator &group, int64_t until, bfloat16 *to) {
-    for (; group.index * group.form.group < until; group.next(), to += group.form.group * OUT) round_group(group, to);
+inline void round_groups(GroupIterator &group, LinesAhead &ahead, int64_t until, bfloat16 *to) {
+    for (; group.index * group.form.group < until; group.next(), to += group.form.group * OUT)
+        round_group(group, ahead, to);
 }
 
 // Compute the sums [COUNT, height, OUT] of a block for COUNT tiles of rows. Weights are rounded while those before them
@@ -73,10 +76,11 @@ void multiply_in_registers(const Int8Matrix &m, const RowTiles &rows, int64_t bl
     const TileSums<COUNT, 2> held;
     held.clear();
     GroupIterator group(m, block);
+    LinesAhead ahead(m.block(block));
     for (int64_t from = 0; from < m.inputs; from += size) {
         bfloat16 *const rounded = weights[from / size % 2];
         const int64_t until = std::min(from + size, m.inputs);
-        round_groups(group, until, rounded);
+        round_groups(group, ahead, until, rounded);
         x.add(held, from, until - from, rounded, [](const TileOperand &) {});
     }
     held.store(sums, OUT, rows.height * OUT);
@@ -99,9 +103,10 @@ inline void sums_of_rounded(const Int8Matrix &m, int64_t block, float *sums, Til
     } else {
         RoundedWeights rounded;
         GroupIterator group(m, block);
+        LinesAhead ahead(m.block(block));
         for (int64_t from = 0; from < m.inputs; from += ROUNDED_INPUTS) {
             const Depth depth{from, std::min(from + ROUNDED_INPUTS, m.inputs), false};
-            round_groups(group, depth.to, rounded.numbers);
+            round_groups(group, ahead, depth.to, rounded.numbers);
             for (int64_t tile = 0; tile < rows.count; tile += 2)
                 add_products(m, rounded.numbers, depth, rows, tile, {},
                              [&](int64_t t) { return found + t * rows.height * OUT; });
@@ -121,7 +126,8 @@ inline void multiply_rounded(const Int8Matrix &m, bfloat16 *y, int64_t y_stride)
             bfloat16 *const weights = rounded[block - piece.begin].numbers;
             if (tile > 0) return weights;
             GroupIterator group(piece.m, block, depth.from / piece.m.form.group);
-            round_groups(group, depth.to, weights);
+            LinesAhead ahead(group.codes);
+            round_groups(group, ahead, depth.to, weights);
             return weights;
         });
     });
