@@ -12,6 +12,7 @@ namespace baton {
 namespace {
 
 constexpr int64_t AHEAD = 6144;  // Prefetch this many bytes after what is in use.
+constexpr int64_t PAGE_UNITS = 16;  // Units whose bytes are less than a page.
 constexpr int WEIGHTS = 0;  // Number of the scratch buffer.
 
 using Input = Number<bfloat16>;  // The type in which inputs are multiplied.
@@ -62,6 +63,7 @@ struct UnitIterator {
                 if (FETCH)
 #pragma GCC unroll 3
                     for (int64_t byte = 0; byte < UNIT_BYTES; byte += LINE) prefetch(now + byte);
+                if (FETCH && i % PAGE_UNITS == 0) __builtin_prefetch(now + AHEAD);
                 compressed(i, now);
             }
             if (i == end) break;

@@ -73,6 +73,7 @@ void sums_of(const PackedMatrix<T> &m, const Rows<T> &rows_of_x, int64_t block, 
         const T *weights = m.block(block) + from * OUT * Step<T>::INPUTS;
         const char *next = reinterpret_cast<const char *>(weights + steps * OUT * Step<T>::INPUTS);
         if (part + 1 == parts && following) next = static_cast<const char *>(following);
+        for (int64_t byte = 0; are_few && byte < steps * STEP_BYTES; byte += PAGE) __builtin_prefetch(next + byte);
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t row = m.rows * t / tiles, rows = m.rows * (t + 1) / tiles - row;
             const Number<T> *x = rows_of_x.from(row).first + from * Step<T>::INPUTS;

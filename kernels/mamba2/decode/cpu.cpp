@@ -77,6 +77,7 @@ void update(S *state, S *draft, const Token *tokens, int64_t stored, int64_t cou
         token.x[p] = advance<SIZE>(at, token, token.dt * x, place, lanes, any_size) + D * x;
     };
     for (int64_t p = 0; p < width; p++, state += size) {
+        if (is_first_in_page(state, size * sizeof(S))) __builtin_prefetch(state + AHEAD / sizeof(S));
         for (int64_t t = 0; t < stored; t++) one(state, tokens[t], p);
         if (stored == count) continue;
         std::memcpy(draft, state, size * sizeof(S));

@@ -29,6 +29,15 @@ typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 // L2 than to L1, which matters when data comes from memory.
 constexpr int FIRST_CACHE = 3, SECOND_CACHE = 2;
 
+// Bytes of a page of memory. Where lines are prefetched into the second cache, one of each page goes into the first cache
+// too: Zen 4 reads up to 1.2 times as fast then.
+constexpr int64_t PAGE = 4096;
+
+// Return whether `at` is the first of addresses `bytes` apart that lies in its page.
+inline bool is_first_in_page(const void *at, int64_t bytes) {
+    return static_cast<int64_t>(reinterpret_cast<uintptr_t>(at) % PAGE) < bytes;
+}
+
 struct bfloat16 {
     uint16_t bits;
 };
