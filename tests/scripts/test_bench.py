@@ -132,6 +132,15 @@ def test_peers_are_listed() -> None:
     assert [line.split()[0] for line in bench("peers")] == ["llama.cpp", "openvino", "transformers", "guidellm"]
 
 
+@pytest.mark.soak  # it compiles that revision's native code
+def test_products_are_compared_with_another_revision() -> None:
+    options = ["--rounds", "3", "--shapes", "1", "--kinds", "int4", "--rows", "1", "4"]
+    lines = bench("products", *options, "--against", "HEAD")
+    compared = [line.split() for line in lines if line.startswith("int4")]
+    assert [line[4] for line in compared] == ["1", "4"]
+    assert not any("differ" in line for line in lines)
+
+
 def test_scheduler_is_compared_with_another_revision() -> None:
     lines = bench("scheduler", "--rounds", "2", "--rows", "8", "--steps", "16", "--against", "HEAD")
     rows = table(lines)

@@ -5,9 +5,11 @@ import torch
 
 from baton.kernels.linear.quantized import Groups
 from baton.kernels.linear.quantized.native import random_groups
+from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp.targets import TARGETS
 from baton.models.gguf.blocks import BLOCKS
 from scripts.benchmarks.parts import products
+from scripts.benchmarks.parts.libraries import Calls, Library, agree, in_turns
 from tests.kernels.installed import installed
 from tests.kernels.rounding import assert_rounded
 
@@ -49,6 +51,34 @@ def test_products_of_block_formats_are_exact_to_their_rounding(kind: str) -> Non
 def test_each_product_takes_other_weights_than_the_one_before() -> None:
     turns = products.in_turn([lambda x: x + 1, lambda x: x + 2])
     assert turns(torch.tensor(0)) != turns(torch.tensor(0))
+
+
+def installed_library() -> Library:
+    file = cpp.installed_file()
+    assert file is not None
+    return Library(file, 1)
+
+
+@pytest.mark.parametrize("kind", ["int4", "compressed"])
+def test_two_libraries_make_the_same_calls_in_turns(kind: str) -> None:
+    x = torch.randn(3, 512).bfloat16()
+    with installed():
+        libraries = installed_library(), installed_library()
+        native_form, _ = products.forms(kind, 512, 96)
+        calls = Calls(native_form, x, 24)
+        assert all(result.equal(native_form(x)) for result in calls.results(libraries[1]))
+        assert agree(calls, *libraries)
+        assert len(in_turns(calls, libraries, 3)) == 3
+
+
+def test_results_that_differ_are_noticed() -> None:
+    x = torch.randn(3, 512).bfloat16()
+    with installed():
+        library = installed_library()
+        calls = Calls(products.forms("int4", 512, 96)[0], x, 2)
+        before = calls.results(library)
+        x += 1
+        assert not any(map(torch.equal, before, calls.results(library)))
 
 
 def test_torch_is_limited_for_each_target() -> None:

@@ -12,7 +12,8 @@ namespace baton {
 namespace {
 
 constexpr int64_t AHEAD = 6144;  // Prefetch this many bytes after what is in use.
-constexpr int64_t PAGE_UNITS = 16;  // Units whose bytes are less than a page.
+constexpr int64_t PAGE_UNITS = 16;  // Every 16th unit has a line that is prefetched into the first cache: see PAGE.
+static_assert(PAGE_UNITS * UNIT_BYTES <= PAGE);
 constexpr int WEIGHTS = 0;  // Number of the scratch buffer.
 
 using Input = Number<bfloat16>;  // The type in which inputs are multiplied.

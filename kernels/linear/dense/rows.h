@@ -290,8 +290,8 @@ constexpr int64_t STRETCH = 128;  // Inputs whose weights all tiles are multipli
 
 // Call first(tile, row, prefetch) for the first tile of several ones, to which the rows are divided, and others(tile,
 // row, prefetch) for the other ones. The tiles' sums are read from `sums` [rows, OUT] before and stored after.
-// next: the next stretch's weights in memory, which have `bytes` an input. Each tile prefetches a part of them: so many
-// prefetches at once would wait for each other.
+// next: the next stretch's weights in memory, which have `bytes` an input. Each tile prefetches a part of them into the
+// first cache: so many prefetches at once would wait for each other.
 template <class F, class G>
 __attribute__((always_inline)) inline void for_row_tiles(int64_t rows, float *sums, const void *next, int64_t bytes,
                                                          F first, G others) {

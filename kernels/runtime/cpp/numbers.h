@@ -29,8 +29,8 @@ typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 // L2 than to L1, which matters when data comes from memory.
 constexpr int FIRST_CACHE = 3, SECOND_CACHE = 2;
 
-// Bytes of a page of memory. Where lines are prefetched into the second cache, one of each page goes into the first cache
-// too: Zen 4 reads up to 1.2 times as fast then.
+// Bytes of a page of memory. Where lines are prefetched into the second cache, one of each page goes into the first one
+// too, which is faster on Zen 4.
 constexpr int64_t PAGE = 4096;
 
 // Return whether `at` is the first of addresses `bytes` apart that lies in its page.

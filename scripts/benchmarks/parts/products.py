@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from baton.kernels.runtime.cpp.targets import targets_here
 from baton.models.gguf.blocks import BLOCKS
 from scripts.benchmarks.common.contenders import Workbench
 from scripts.benchmarks.common.machine import cpu_name
+from scripts.benchmarks.parts.libraries import Calls, Library, agree, in_turns, library_of
 
 SHAPES = ((768, 3352), (1536, 768), (2048, 8192), (4096, 4096), (768, 50288))
 ROWS = (1, 4, 16, 64, 128, 512, 2048)
@@ -59,9 +61,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="numbers of rows")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="types of the weights")
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many shapes, the first ones")
+    parser.add_argument(
+        "--against",
+        metavar="REVISION",
+        help="compare with native code of this git revision instead of torch, for one target (default: the best)",
+    )
 
 
 def run(options: argparse.Namespace, workbench: Workbench) -> int:
+    if options.against:
+        return compare(options, options.target or targets_here()[0].name, workbench.threads)
     if options.target:
         measure(options, workbench.threads)
         return 0
@@ -83,23 +92,46 @@ def run_limited(target: str) -> int:
 def measure(options: argparse.Namespace, threads: int) -> None:
     """Print a line for each type, shape and number of rows."""
     install(options.target, threads)
-    for kind in options.kinds:
-        for inputs, outputs in SHAPES[: options.shapes]:
-            native_form, torch_form = forms(kind, inputs, outputs)
-            for rows in options.rows:
-                dtype = torch.float32 if kind == "float32" else torch.bfloat16
-                x = torch.randn(rows, inputs).to(dtype)
-                pairs = alternate(partial(native_form, x), partial(torch_form, x), max(options.rounds or 9, 2))
-                show(f"{kind:<13}{inputs:>5} to {outputs:<6}{rows:>5} rows", 2e-9 * rows * inputs * outputs, pairs)
+    for kind, inputs, outputs in cases(options):
+        native_form, torch_form = forms(kind, inputs, outputs)
+        for rows in options.rows:
+            x = inputs_of(kind, rows, inputs)
+            pairs = alternate(partial(native_form, x), partial(torch_form, x), max(options.rounds or 9, 2))
+            show(kind, rows, inputs, outputs, pairs)
 
 
-def install(target: str, threads: int) -> None:
-    """Install native code for a target. Raise SystemExit if this is impossible."""
+def compare(options: argparse.Namespace, target: str, threads: int) -> int:
+    """Print the same lines for this checkout's native code and another revision's. Return the exit code."""
+    here = Library(install(target, threads), threads)
+    libraries = (here, library_of(options.against, target, threads))
+    print(f"{cpu_name()}, {target}, {threads} threads: GFLOP/s here and of {options.against}, and their ratio\n")
+    for kind, inputs, outputs in cases(options):
+        native_form, _ = forms(kind, inputs, outputs)
+        for rows in options.rows:
+            calls = Calls(native_form, inputs_of(kind, rows, inputs), count_of(inputs, outputs))
+            note = "" if agree(calls, *libraries) else "  the results differ"
+            show(kind, rows, inputs, outputs, in_turns(calls, libraries, max(options.rounds or 20, 2)), note)
+    return 0
+
+
+def cases(options: argparse.Namespace) -> list[tuple[str, int, int]]:
+    """Return the kinds and shapes that are asked for: kind, inputs, outputs."""
+    return [(kind, *shape) for kind in options.kinds for shape in SHAPES[: options.shapes]]
+
+
+def inputs_of(kind: str, rows: int, inputs: int) -> Tensor:
+    return torch.randn(rows, inputs).to(torch.float32 if kind == "float32" else torch.bfloat16)
+
+
+def install(target: str, threads: int) -> Path:
+    """Install native code for a target, and return its file. Raise SystemExit if this is impossible."""
     compiler, chosen = find_compiler(), next((each for each in targets_here() if each.name == target), None)
     if compiler is None or chosen is None:
         raise SystemExit(f"{target} needs a CPU that has it, and a C++ compiler")
     open_folder(cache_folder())
-    cpp.install(fetch(cache_folder(), key(compiler, chosen), lambda path: build(compiler, chosen, path)), threads)
+    path = fetch(cache_folder(), key(compiler, chosen), lambda path: build(compiler, chosen, path))
+    cpp.install(path, threads)
+    return path
 
 
 Form = Callable[[Tensor], Tensor]
@@ -111,7 +143,7 @@ def forms(kind: str, inputs: int, outputs: int) -> tuple[Form, Form]:
     Integers are compared with torch's bfloat16: of the weights that were quantized, or of those in a GGUF block format.
     Compressed weights are compared with native code's bfloat16, and rounded inputs with native code's of bfloat16.
     """
-    count = min(max(2, WEIGHT_BYTES // (inputs * outputs * 2)), 24)
+    count = count_of(inputs, outputs)
     if kind.startswith(ROUNDED):
         weights_kind = kind.removeprefix(ROUNDED)
         form = BLOCKS[weights_kind].form if weights_kind in BLOCKS else INTEGERS[int(weights_kind[3:])]
@@ -131,6 +163,11 @@ def forms(kind: str, inputs: int, outputs: int) -> tuple[Form, Form]:
         return by_integers(quantized), by_torch(weights)
     ours = [partial(native.linear, weight=native.packed(each), outputs=outputs, bias=None) for each in weights]
     return in_turn(ours), by_torch(weights)
+
+
+def count_of(inputs: int, outputs: int) -> int:
+    """Return how many weights of this shape take turns."""
+    return min(max(2, WEIGHT_BYTES // (inputs * outputs * 2)), 24)
 
 
 def random_weights(form: WeightForm, inputs: int, outputs: int, count: int) -> list[Groups]:
@@ -188,7 +225,9 @@ def seconds(compute: Callable[[], Tensor]) -> float:
     return time.perf_counter() - began
 
 
-def show(name: str, gigaflops: float, pairs: Sequence[tuple[float, float]]) -> None:
+def show(kind: str, rows: int, inputs: int, outputs: int, pairs: Sequence[tuple[float, ...]], note: str = "") -> None:
+    """Print the medians of both sides, and the ratio with its quartiles. pairs: seconds of both in each round."""
+    name, gigaflops = f"{kind:<13}{inputs:>5} to {outputs:<6}{rows:>5} rows", 2e-9 * rows * inputs * outputs
     own, other = (gigaflops / statistics.median(side) for side in zip(*pairs, strict=True))
     low, middle, high = statistics.quantiles([theirs / ours for ours, theirs in pairs], n=4)
-    print(f"{name}{own:>9.0f}{other:>9.0f}{middle:>8.2f}  {low:.2f} to {high:.2f}", flush=True)
+    print(f"{name}{own:>9.0f}{other:>9.0f}{middle:>8.2f}  {low:.2f} to {high:.2f}{note}", flush=True)

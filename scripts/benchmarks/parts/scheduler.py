@@ -42,6 +42,7 @@ from baton.actors.requests import Hit, Request, Sampling, Stops  # noqa: E402
 from baton.actors.scheduler.actor import Scheduler  # noqa: E402
 from baton.actors.scheduler.plan import Limits  # noqa: E402
 from baton.actors.tokens import count, pack  # noqa: E402
+from scripts.benchmarks.common.revisions import check_out  # noqa: E402
 
 PAGE_SIZE, TRACK_INTERVAL, STEP_TOKENS, LONGEST = 16, 256, 2048, 1 << 20
 
@@ -144,7 +145,7 @@ def measure(rows: int, rounds: int, steps: int, against: str | None) -> None:
     with ExitStack() as stack:
         roots = {"here": ROOT}
         if against is not None:
-            roots[against] = check_out(against, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            roots[against] = check_out(against, "actors", Path(stack.enter_context(tempfile.TemporaryDirectory())))
         workers = {name: stack.enter_context(Worker(root, rows, steps)) for name, root in roots.items()}
         found = [{name: worker.round() for name, worker in workers.items()} for _ in range(rounds + 1)][1:]
     print(f"{f'{rows} decoding rows, ms a step':<32}{'median':>8}{'min':>8}{'max':>8}")
@@ -156,13 +157,6 @@ def measure(rows: int, rounds: int, steps: int, against: str | None) -> None:
         low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
         median = statistics.median(ratios)
         print(f"{against} / here: {median:.3g} (median of {rounds}, half of them {low:.3g} to {high:.3g})")
-
-
-def check_out(revision: str, folder: Path) -> Path:
-    """Extract the actors of a revision. Raises CalledProcessError if the revision does not exist."""
-    archive = subprocess.run(["git", "archive", revision, "actors"], cwd=ROOT, check=True, capture_output=True)
-    subprocess.run(["tar", "x", "-C", str(folder)], check=True, input=archive.stdout)
-    return folder
 
 
 def main(rows: int, steps: int) -> None:
