@@ -226,7 +226,7 @@ inline floats load_halves(const uint8_t *from) {
     return y;
 #else
     const words bits = __builtin_convertvector(x, words), size = (bits & 0x7fff) << 13, least = words{} + 0x38800000;
-    const words normal = (words)((floats)(size + 0x38000000));
+    const words normal = size < 0x0f800000u ? size + 0x38000000 : size | 0x7f800000;  // The others: infinity, NaN.
     const words denormal = (words)((floats)(size + least) - (floats)least);
     return (floats)((size < 0x800000u ? denormal : normal) | (bits & 0x8000) << 16);
 #endif
