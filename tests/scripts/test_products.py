@@ -71,11 +71,13 @@ def test_two_libraries_make_the_same_calls_in_turns(kind: str) -> None:
         assert len(in_turns(calls, libraries, 3)) == 3
 
 
-def test_results_that_differ_are_noticed() -> None:
+def test_results_that_differ_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, 512).bfloat16()
     with installed():
-        library = installed_library()
+        library, idle = installed_library(), installed_library()
+        monkeypatch.setattr(idle, "function", lambda name: lambda *arguments: None)
         calls = Calls(products.forms("int4", 512, 96)[0], x, 2)
+        assert not agree(calls, library, idle)
         before = calls.results(library)
         x += 1
         assert not any(map(torch.equal, before, calls.results(library)))

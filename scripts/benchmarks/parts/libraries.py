@@ -72,7 +72,9 @@ class Calls:
         return (time.perf_counter() - began) / len(calls)
 
     def results(self, library: Library) -> list[Tensor]:
-        """Make all calls, and return copies of what they write."""
+        """Make all calls, and return copies of what they write; NaN where they write nothing."""
+        for output in self._outputs:
+            output.fill_(torch.nan)
         self.seconds(library)
         return [output.clone() for output in self._outputs]
 
