@@ -11,7 +11,8 @@ RETRY_QUEUE_S = 1
 MAX_SHOWN = 100  # maximum characters of a client's value that an error message repeats
 RETRY_UNAVAILABLE_S = 5
 CLIENT_LEFT = 499
-DO_NOT_RETRY = {"x-should-retry": "false"}  # clients of OpenAI and Anthropic respect this header
+SHOULD_RETRY = "x-should-retry"  # clients of OpenAI and Anthropic, and the router, respect this header
+DO_NOT_RETRY = {SHOULD_RETRY: "false"}
 
 
 class ErrorDetail(Struct):
@@ -128,8 +129,12 @@ def timed_out(seconds: float) -> ApiError:
     return ApiError(504, message, "timeout_error", code="request_timeout", headers=DO_NOT_RETRY)
 
 
+def aborted() -> ApiError:
+    return not_retryable(unavailable("the request was aborted", "aborted"))
+
+
 def not_retryable(error: ApiError) -> ApiError:
-    """Return `error` with a header against retries: the session has the turn already; a retry would add it twice."""
+    """Return `error` with a header against retries, such as of a turn that a retry would add to its session twice."""
     headers = {name: value for name, value in error.headers.items() if name != "Retry-After"} | DO_NOT_RETRY
     return ApiError(error.status, error.message, error.type, error.param, error.code, headers, error.details)
 

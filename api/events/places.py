@@ -7,6 +7,7 @@ from baton.actors.tokens import count
 from baton.api.generation.outputs import Generation
 
 HEADER = "baton-places"  # the header of complete answers
+END = b"\n\n"  # of an event or comment
 PLACES = b": places "  # begins the comment at the end of a stream
 DIGESTER = web.AppKey("digester", Digester)
 
@@ -24,6 +25,17 @@ def places_of(generation: Generation, digester: Digester) -> str:
     positions = sorted({member.cached_tokens, member.matched_tokens, length, end - 1, end})
     places = (f"{position}:{int(digests[position - 1]):016x}" for position in positions if position)
     return " ".join((str(length), *places))
+
+
+def split_places(chunk: bytes) -> tuple[bytes, str]:
+    """Return a chunk of a stream without the comment that ends the stream, and what that says; "" if there is none.
+
+    Texts of events may have the same characters, but not after an end of a line, which is escaped in JSON.
+    """
+    if chunk.startswith(PLACES):
+        return b"", chunk[len(PLACES) :].decode(errors="replace")
+    events, comment, places = chunk.rpartition(END + PLACES)
+    return (events + END, places.decode(errors="replace")) if comment else (chunk, "")
 
 
 def read_places(text: str) -> tuple[int, list[tuple[int, int]]]:

@@ -88,7 +88,7 @@ async def embeddings(request: web.Request) -> web.Response:
         answers = await collect(generation)
         total = usage(generation, scoring=True)
     if not all(answer.pooled for answer in answers):
-        raise errors.unavailable("the request was aborted", "aborted")
+        raise errors.aborted()
     counts = EmbeddingUsage(total.prompt_tokens, total.prompt_tokens, total.prompt_tokens_details)
     size = NUMBER_SIZE * (body.dimensions or most) * len(answers)
     data = await off_loop(size, lambda: write(answers, body, recipe.normalizes))

@@ -14,7 +14,7 @@ from baton.api.anthropic.reply import frames as named_frames
 from baton.api.connections.body import whole_body
 from baton.api.errors import ApiError
 from baton.api.events.frames import name_of
-from baton.api.events.places import PLACES
+from baton.api.events.places import split_places
 from baton.api.exchange import REQUEST_ID
 from baton.api.parsing import RESUME
 from baton.api.resuming import RESUMABLE, ROUTED, Resumption
@@ -116,9 +116,9 @@ class Delivery:
         def take(chunk: bytes) -> bool:
             if copy is not None:
                 chunk = copy.take(chunk)
-            elif (at := chunk.rfind(PLACES)) >= 0:
-                self._forwarder.learn(asking, chunk[at + len(PLACES) :].partition(b"\n")[0].decode())
-                chunk = chunk[:at]
+            else:
+                chunk, places = split_places(chunk)
+                self._forwarder.learn(asking, places)
             return bool(chunk) and client.write(chunk)
 
         async with begun.answer as answer:

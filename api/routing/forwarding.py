@@ -102,10 +102,12 @@ class Forwarder:
         return self._fleet[chosen.engine], chosen.sent
 
     def learn(self, asking: Asking, text: str) -> None:
-        """Note where an engine has states of a request's prompt. text: what it says of them; may be empty."""
-        if text:
+        """Note where an engine has states of a request's prompt. text: what it says of them; may be empty or wrong."""
+        try:
             length, places = read_places(text)
-            self._chains.learn(asking.chain, length, places)
+        except ValueError:
+            return
+        self._chains.learn(asking.chain, length, places)
 
     async def _holder(self, name: str) -> EngineView | None:
         """Return the engine that has a session or response; None if no engine has it. Raises ApiError 503."""
@@ -179,10 +181,17 @@ class Forwarder:
             if sent is not None:
                 self._fleet.engines.answered(sent)
         whole = web.Response(body=body, status=answer.status, reason=answer.reason, headers=answered(answer.headers))
-        if answer.status in AGAIN or (answer.status == NOT_FOUND and MOVED in body):
+        if another_may_answer(answer, body):
             raise Unanswered(f"status {answer.status}", whole)
         self.learn(call.asking, answer.headers.get(HEADER, ""))
         return whole
+
+
+def another_may_answer(answer: aiohttp.ClientResponse, body: bytes) -> bool:
+    """Return whether another engine may answer a request to which this one gave `answer`."""
+    if answer.headers.get(errors.SHOULD_RETRY) == "false":
+        return False
+    return answer.status in AGAIN or (answer.status == NOT_FOUND and MOVED in body)
 
 
 def given_up(view: EngineView, failure: Unanswered) -> web.Response:

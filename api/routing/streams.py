@@ -4,10 +4,9 @@ import re
 
 import msgspec
 
-from baton.api.events.places import PLACES
+from baton.api.events.places import END, PLACES
 from baton.api.resuming import COMMENT, Begun, Resumption, SentPart, TokensSent
 
-END = b"\n\n"
 THEN_COMMENT = END + b":"
 COLON = ord(":")
 PINGS = (b": ping", b"event: ping")

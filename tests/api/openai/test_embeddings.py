@@ -182,7 +182,7 @@ async def test_an_aborted_request_has_no_embedding() -> None:
         await served.ring.until(lambda: served.ring.open)
         served.ring.finish(next(iter(served.ring.open)))
         status, error = await sent
-    assert (status, error["code"]) == (503, "aborted")
+        assert (status, error["code"], served.ring.open) == (503, "aborted", {})
 
 
 # Real models

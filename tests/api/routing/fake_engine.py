@@ -7,6 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from baton.actors.tokens import pack
+from baton.api.errors import ApiError
 from baton.api.events.feed import encoded
 from baton.api.events.frames import CachedDigest, Load, Snapshot
 from baton.api.parsing import RESUME
@@ -18,9 +19,10 @@ SILENT_S = 60
 class FakeEngine:
     """An engine that begins a stream and then drops the connection, or that refuses to continue one."""
 
-    def __init__(self, name: str, states: Sequence[CachedDigest] = ()) -> None:
-        """states: those of its snapshot."""
+    def __init__(self, name: str, states: Sequence[CachedDigest] = (), refusal: ApiError | None = None) -> None:
+        """states: those of its snapshot. refusal: its answer to every request."""
         self.asked = 0  # requests
+        self._refusal = refusal
         self._snapshot = Snapshot(
             sequence=0,
             boot=name,
@@ -49,6 +51,8 @@ class FakeEngine:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1
+        if (refusal := self._refusal) is not None:
+            return web.Response(body=refusal.encode(), status=refusal.status, headers=refusal.headers)
         if RESUME in await request.json():
             return web.json_response({"error": {"message": "no"}}, status=400)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", RESUMABLE: "1"})

@@ -1,16 +1,24 @@
-"""Clients that leave: the engine that answers them is not at fault."""
+"""Clients that leave, whose engine is not at fault; and answers after which no other engine is asked."""
 
+import asyncio
 from typing import Any, cast
 
 import aiohttp
 import pytest
 
+from baton.api import errors
+from baton.api.config import Config
+from baton.api.errors import ApiError
+from baton.api.routing.app import make_router
 from baton.api.routing.asking import read_asking
 from baton.api.routing.bodies import ClientStream, Take
 from baton.api.routing.counts import RouterCounts
 from baton.api.routing.delivery import Delivery
 from baton.api.routing.engines import EngineView, Fleet
-from baton.api.routing.forwarding import EngineStream, Forwarder
+from baton.api.routing.forwarding import MOST_RETRIES, EngineStream, Forwarder
+from baton.api.routing.router import ROUTER
+from tests.api.fake_ring import WatchedServer
+from tests.api.routing.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -52,3 +60,23 @@ async def test_an_engine_is_not_lost_because_its_client_has_left() -> None:
         with pytest.raises(ConnectionResetError) as failure:
             await delivery._copy(begun, client, None, read_asking("/", b"", b""))
     assert not isinstance(failure.value, aiohttp.ClientError), "otherwise it would count as the engine's failure"
+
+
+BUSY = errors.unavailable("the compiler is busy", "grammars_busy")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "asked"),
+    [(BUSY, 1 + MOST_RETRIES), (errors.not_retryable(BUSY), 1), (errors.aborted(), 1), (errors.timed_out(1), 1)],
+)
+async def test_another_engine_is_not_asked_after_an_answer_that_forbids_it(refusal: ApiError, asked: int) -> None:
+    engines = [FakeEngine(name, refusal=refusal) for name in ("one", "other")]
+    async with engines[0].server, engines[1].server:
+        app = make_router(Config(engine=tuple(engine.url for engine in engines)))
+        async with WatchedServer(app) as router, aiohttp.ClientSession() as http:
+            async with asyncio.timeout(10):
+                while not all(view.takes_requests for view in app[ROUTER].fleet):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            async with http.post(router.make_url("/v1/embeddings"), json={"input": "a"}) as answer:
+                assert (answer.status, await answer.read()) == (refusal.status, refusal.encode())
+    assert sum(engine.asked for engine in engines) == asked

@@ -1,5 +1,6 @@
 """A real router in front of two real engines with the hash model, whose every token is known."""
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -174,6 +175,23 @@ async def test_a_websocket_continues_responses_wherever_they_are(router: ServerP
             while (message := await socket.receive_json(timeout=SOON_S))["type"] != "response.incomplete":
                 assert message["type"] != "error", message
             assert message["response"]["previous_response_id"] == id
+
+
+@pytest.mark.anyio
+async def test_a_text_that_looks_like_the_engines_comment_is_passed_on(router: ServerProcess) -> None:
+    """A response that runs in the background cannot be continued, so its stream is passed on without a copy."""
+    body = {"input": "Hello", "instructions": "Note: places matter.", "max_output_tokens": 3, "background": True}
+    url = f"{router.url}/v1/responses"
+    async with (
+        asyncio.timeout(SOON_S),
+        aiohttp.ClientSession() as http,
+        http.post(url, json=body | {"stream": True}) as answer,
+    ):
+        lines = (await answer.text()).splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert events and events[0]["response"]["instructions"] == body["instructions"]
+    assert events[-1]["type"] == "response.incomplete"
+    assert not [line for line in lines if line.startswith(": places")]
 
 
 def test_metrics_name_the_engine(router: ServerProcess, engines: list[ServerProcess]) -> None:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from baton.actors.tokens import pack
-from baton.api.events.places import PLACES
+from baton.api.events.places import PLACES, split_places
 from baton.api.resuming import Begun, SentPart, TokensSent, comment
 from baton.api.routing.streams import StreamCopy
 
@@ -33,6 +33,21 @@ def test_a_stream_is_copied_without_its_comments(size: int) -> None:
     chunks = [stream[at : at + size] for at in range(0, len(stream), size)]
     assert b"".join(map(copy.take, chunks)) == OPENING + A + b": ping\n\n" + B + C
     assert copy.places == "9 9:ff"
+
+
+@pytest.mark.parametrize(
+    ("chunk", "events", "places"),
+    [
+        (A + PLACES + b"9 9:ff\n\n", A, "9 9:ff\n\n"),
+        (PLACES + b"9 9:ff\n\n", b"", "9 9:ff\n\n"),
+        (PLACES + b"\xff", b"", "\ufffd"),
+        (frame(FIRST, "a: places 9"), frame(FIRST, "a: places 9"), ""),
+        (frame(FIRST, "\n\n: places 9 9:ff"), frame(FIRST, "\n\n: places 9 9:ff"), ""),
+        (b"", b"", ""),
+    ],
+)
+def test_only_a_comment_has_places(chunk: bytes, events: bytes, places: str) -> None:
+    assert split_places(chunk) == (events, places)
 
 
 def test_another_engine_continues_after_the_tokens_that_were_passed_on() -> None:
