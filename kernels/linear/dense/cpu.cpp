@@ -16,7 +16,8 @@ namespace {
 // The steps along the inputs are divided into parts of about DEPTH steps. All tiles of rows compute one part before the
 // next, so that a part's weights stay in the L1 cache while the next part's weights are prefetched. Up to FEW rows are
 // limited by memory: parts have DEPTH_OF_FEW steps, and weights are prefetched into L2, where more fetches can be in
-// flight.
+// flight, except for one line of each page. sums_of_converted has parts of STRETCH inputs instead, and for_row_tiles
+// prefetches the next part into L1 for any number of rows.
 constexpr int64_t FEW = 16, DEPTH = 256, DEPTH_OF_FEW = 64;
 constexpr int64_t MOST_RESIDENT = 64;  // Rows that stay in the second cache: 512 KiB for 2,048 inputs.
 constexpr int64_t STEP_BYTES = OUT * 4;

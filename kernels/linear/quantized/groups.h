@@ -63,7 +63,7 @@ struct LinesAhead {
     // in_use: the weights that are used first.
     explicit LinesAhead(const uint8_t *in_use) : next(in_use + CODES_AHEAD) {}
 
-    // Begin a group: its first line goes into the first cache, which is faster on Zen 4.
+    // Begin a group: one line goes into the first cache, which is faster on Zen 4.
     __attribute__((always_inline)) void begin() {
         __builtin_prefetch(next, 0, FIRST_CACHE);
         next += LINE;

@@ -61,7 +61,9 @@ inline void free_scratch(void *kept) noexcept {
     std::free(buffers);
 }
 
-inline const pthread_key_t scratch_key = [] {
+// Hidden, so that each library has its own: otherwise GCC makes it unique in the process, and libraries of two revisions
+// would share their buffers.
+__attribute__((visibility("hidden"))) inline const pthread_key_t scratch_key = [] {
     pthread_key_t key;
     if (pthread_key_create(&key, free_scratch)) std::abort();
     return key;

@@ -5,6 +5,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from baton.kernels.runtime.cpp.targets import targets_here
 from baton.models.gguf.blocks import BLOCKS
 from scripts.benchmarks.common.contenders import Workbench
 from scripts.benchmarks.common.machine import cpu_name
+from scripts.benchmarks.common.revisions import check_out
 from scripts.benchmarks.parts.libraries import Calls, Library, agree, in_turns, library_of
 
 SHAPES = ((768, 3352), (1536, 768), (2048, 8192), (4096, 4096), (768, 50288))
@@ -64,7 +66,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         metavar="REVISION",
-        help="compare with native code of this git revision instead of torch, for one target (default: the best)",
+        help="compare with native code of this git revision instead of torch, for one target (default: the best); "
+        "both get weights as this checkout packs them",
     )
 
 
@@ -102,8 +105,10 @@ def measure(options: argparse.Namespace, threads: int) -> None:
 
 def compare(options: argparse.Namespace, target: str, threads: int) -> int:
     """Print the same lines for this checkout's native code and another revision's. Return the exit code."""
-    here = Library(install(target, threads), threads)
-    libraries = (here, library_of(options.against, target, threads))
+    with tempfile.TemporaryDirectory() as folder:
+        tree = check_out(options.against, "kernels", Path(folder))
+        here = Library(install(target, threads), threads)
+        libraries = (here, library_of(options.against, tree, target, threads))
     print(f"{cpu_name()}, {target}, {threads} threads: GFLOP/s here and of {options.against}, and their ratio\n")
     for kind, inputs, outputs in cases(options):
         native_form, _ = forms(kind, inputs, outputs)
