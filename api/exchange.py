@@ -93,7 +93,8 @@ def answer_json(value: object, status: int = 200) -> web.Response:
 def answer_with_error(request: web.Request, answer: object, error: ApiError) -> web.Response:
     """Answer with a complete result plus the object and status of an error, such as a failed save of the session."""
     request[STREAM_ERROR] = error.code or error.type
-    whole = msgspec.to_builtins(answer) | msgspec.to_builtins(error.body())
+    plain = msgspec.json.decode(msgspec.json.encode(answer))  # It may have parts that are JSON already.
+    whole = plain | msgspec.to_builtins(error.body())
     response = answer_json(whole, error.status)
     response.headers.update(error.headers)
     return response

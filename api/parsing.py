@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -14,11 +14,17 @@ T = TypeVar("T")
 Unsupported: TypeAlias = Mapping[str, tuple[Any, ...]]  # refused fields, each with the values that are accepted anyway
 NOTHING: Unsupported = {}
 MAX_DIGITS = 10
+MAX_STREAM_ID = 256  # characters
 
 
 RESUME = "baton_resume"
 """The field that a router adds to the body of a request whose stream another engine has begun: see api/resuming.py."""
 RESUMPTION: web.RequestKey[object] = web.RequestKey("resumption", object)
+
+
+def is_stream_id(value: object) -> TypeGuard[str | None]:
+    """Return whether a value names a stream of a websocket, or is None, as in messages without a name."""
+    return value is None or (isinstance(value, str) and 0 < len(value) <= MAX_STREAM_ID)
 
 
 async def read_object(request: web.Request) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import gc
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -239,15 +240,16 @@ class Process:
         server.phase = "draining"
         if self._failure is not None:
             return self._failure
+        until = time.monotonic() + self._config.drain_timeout
         if moves is not None and self._config.drain_to is not None:
-            await self._hand_over(moves, self._config.drain_to)
-        return await self._drain()
+            await self._hand_over(moves, self._config.drain_to, until)
+        return await self._drain(until)
 
-    async def _hand_over(self, moves: AllMover, engine: str) -> None:
-        """Hand sessions and states over to a peer (--drain-to), within --drain-timeout; meanwhile refuse requests."""
+    async def _hand_over(self, moves: AllMover, engine: str, until: float) -> None:
+        """Hand sessions and states over to a peer (--drain-to), until a time at most; meanwhile refuse requests."""
         self._log.info("handing over", engine=engine, sessions=len(self._sessions))
         self._server.gateway.draining = True
-        with anyio.move_on_after(self._config.drain_timeout):
+        with anyio.move_on_after(until - time.monotonic()):
             await moves.move_all(engine)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
@@ -301,12 +303,12 @@ class Process:
             await asyncio.sleep(pause)
             await self._sessions.sweep()
 
-    async def _drain(self) -> Exit:
-        """Let open requests finish, then drain the ring and check that every slot and page is free."""
+    async def _drain(self, until: float) -> Exit:
+        """Let open requests finish until a time, then drain the ring and check that every slot and page is free."""
         self._log.info("draining", open_requests=self._server.gateway.open_requests)
         grace = GRACE_S if self._config.session_dir is None else GRACE_WITH_FILES_S
         try:
-            astray = await self._server.gateway.drain(self._config.drain_timeout, grace)
+            astray = await self._server.gateway.drain(max(until - time.monotonic(), 0), grace)
         except (TimeoutError, ApiError):
             self._log.error("the ring did not drain")
             return self._failure if self._failure is not None else Exit.UNCLEAN

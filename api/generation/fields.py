@@ -19,7 +19,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
 Choices: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Priority: TypeAlias = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
-Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
+Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[!-~]+\Z")]
 Salt: TypeAlias = Annotated[str, Meta(max_length=1024)]
 KeepHint: TypeAlias = Literal["soon", "never"]
 
@@ -119,8 +119,3 @@ def check_defaults(defaults: Mapping[str, float]) -> None:
             convert({name: whole}, DefaultFields)
         except ValidationError as error:
             raise ValueError(f"generation_config.json: {name} = {value}: {error}") from error
-
-
-def seed_of(seed: int | None, index: int) -> int | None:
-    """Return the seed of choice `index`. Choices get different seeds, and a repeated request gets the same seeds."""
-    return None if seed is None else seed + index

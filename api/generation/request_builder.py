@@ -31,11 +31,46 @@ class Prompt:
     checkpoints: tuple[int, ...] = ()  # positions where the client asks for a checkpoint
 
 
-def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingParams) -> Request:
+@dataclass(frozen=True)
+class Conditions:
+    """The sampling and stop conditions of a call's requests, which differ in their seeds and limits only.
+
+    They can be long, so they are made once for all prompts and choices.
+    """
+
+    sampling: Sampling
+    stops: Stops  # for no particular prompt
+
+
+def conditions(model: ServedModel, params: SamplingParams) -> Conditions:
+    """Return the conditions that `params` ask for. Raises ApiError 400, which names the wrong field."""
+    return Conditions(sampling(model, params), stops(model, params))
+
+
+def build_requests(
+    model: ServedModel, ids: Sequence[str], prompt: Prompt, params: SamplingParams, shared: Conditions | None = None
+) -> list[Request]:
+    """Build the Requests of a prompt's choices, one for each id. Raises ApiError 400, as `build_request`.
+
+    Choices get different seeds, and a repeated call gets the same seeds if it has one.
+    """
+    first = build_request(model, ids[0], prompt, params, shared)
+    seeds = (params.seed + index if params.seed is not None else None for index in range(len(ids)))
+    return [
+        replace(first, id=id, sampling=replace(first.sampling, seed=ring_seed(seed)))
+        for id, seed in zip(ids, seeds, strict=True)
+    ]
+
+
+def build_request(
+    model: ServedModel, id: str, prompt: Prompt, params: SamplingParams, shared: Conditions | None = None
+) -> Request:
     """Build the Request for the ring. Raises ApiError 400, which names the wrong field.
 
     `max_tokens` is limited to what the context length leaves. A `max_tokens` of 0 becomes 1, because scoring a prompt
     needs a step; the endpoint drops the token of that step.
+
+    shared: what `conditions` returns for these params, if that is known already.
     """
     room = model.max_model_len - len(prompt.tokens)
     if not prompt.tokens:
@@ -50,12 +85,13 @@ def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingP
         raise errors.bad_request(message, name, "invalid_value")
     check_ids(model, params.logprob_ids, params.name("logprob_ids"))
     check_ids(model, params.prediction, "prediction")
+    chosen = shared if shared is not None else conditions(model, params)
     return Request(
         id=id,
         tokens=tokens.pack(prompt.tokens),
         prompt_len=len(prompt.tokens),
-        sampling=sampling(model, params),
-        stops=stops(model, params, room),
+        sampling=chosen.sampling,
+        stops=limited(chosen.stops, model, params, room),
         priority=params.priority,
         salt=params.salt,
         message_ends=prompt.message_ends,
@@ -83,8 +119,13 @@ def sampling(model: ServedModel, params: SamplingParams) -> Sampling:
         temperature=chosen.temperature if chosen.temperature >= GREEDY_BELOW else 0.0,
         top_k=max(0, int(chosen.top_k)),
         logit_bias=biases(model, params),
-        seed=(secrets.randbits(63) if params.seed is None else params.seed) % SEEDS,
+        seed=ring_seed(params.seed),
     )
+
+
+def ring_seed(seed: int | None) -> int:
+    """Return the ring's seed for a client's; a random one for None."""
+    return (secrets.randbits(63) if seed is None else seed) % SEEDS
 
 
 def biases(model: ServedModel, params: SamplingParams) -> dict[int, float]:
@@ -93,21 +134,20 @@ def biases(model: ServedModel, params: SamplingParams) -> dict[int, float]:
     result = {}
     for key, bias in params.logit_bias.items():
         id = int(key) if key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS else -1
-        if not 0 <= id < model.vocab_size:
+        if not 0 <= id < model.vocab_size or key != str(id):
             message = f"{name}: {key[:20]!r} is not a token id below {model.vocab_size}"
             raise errors.bad_request(message, name, "invalid_value")
         result[id] = bias
     return result
 
 
-def stops(model: ServedModel, params: SamplingParams, room: int) -> Stops:
-    """Build the request's stop conditions. room: tokens left for the answer in the context. Raises ApiError 400."""
+def stops(model: ServedModel, params: SamplingParams) -> Stops:
+    """Build the stop conditions, without the limits that depend on the prompt. Raises ApiError 400."""
     most = params.max_tokens
     if most is not None and params.min_tokens > most:
         name = params.name("min_tokens")
         message = f"{name}: {params.min_tokens} is more than {params.name('max_tokens')}, {most}"
         raise errors.bad_request(message, name, "invalid_value")
-    limit = min(room, max(most if most is not None else default_length(model, room), 1))
     strings = (params.stop,) if isinstance(params.stop, str) else tuple(params.stop)
     if "" in strings or len(strings) > MAX_STOPS:
         name = params.name("stop")
@@ -115,13 +155,18 @@ def stops(model: ServedModel, params: SamplingParams, room: int) -> Stops:
         raise errors.bad_request(f"{name}: {problem}", name, "invalid_value")
     check_ids(model, params.stop_token_ids, params.name("stop_token_ids"))
     ends = () if params.ignore_eos else tuple(id for id in model.text.eos_ids if id < model.vocab_size)
-    return Stops(
-        max_tokens=limit,
-        min_tokens=min(params.min_tokens, limit),
-        strings=strings,
-        token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *ends))),
-        keep_stop=params.keep_stop,
-    )
+    ids = tuple(dict.fromkeys((*params.stop_token_ids, *ends)))
+    if params.min_tokens > 0 and len(ids) == model.vocab_size:
+        name = params.name("min_tokens")
+        raise errors.bad_request(f"{name}: every token ends the output, so none can be drawn", name, "invalid_value")
+    return Stops(max_tokens=0, strings=strings, token_ids=ids, keep_stop=params.keep_stop)
+
+
+def limited(stops: Stops, model: ServedModel, params: SamplingParams, room: int) -> Stops:
+    """Return stop conditions with their limits. room: tokens left for the answer in the context."""
+    most = params.max_tokens if params.max_tokens is not None else default_length(model, room)
+    limit = min(room, max(most, 1))
+    return replace(stops, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
 
 
 def checkpoints(params: SamplingParams, length: int) -> tuple[int, ...]:

@@ -13,11 +13,11 @@ from baton.api.exchange import answer_json, new_id, read_body, salt_of, submit
 from baton.api.generation.answers import collect, logprobs_size, usage
 from baton.api.generation.chat_plan import ChatInput, ChatPlan, plan_chat
 from baton.api.generation.chat_prompt import effort_variables, preserving, read_ending
-from baton.api.generation.fields import Choices, Count, Salt, TopLogprobs, request_params, seed_of
+from baton.api.generation.fields import Choices, Count, Salt, TopLogprobs, request_params
 from baton.api.generation.messages import read_messages
 from baton.api.generation.offload import off_loop
 from baton.api.generation.outputs import Generation
-from baton.api.generation.request_builder import build_request, encode
+from baton.api.generation.request_builder import build_requests, encode
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.structured import StructuredFields, wanted_in
 from baton.api.generation.tool_choice import read_budget, read_tool_use
@@ -136,25 +136,17 @@ def chat_requests(
     body: ChatRequest, plan: ChatPlan, id: str, salt: str, prediction: tuple[int, ...] = ()
 ) -> list[Request]:
     """Build the Requests for the ring, one for each choice. Raises ApiError 400."""
-    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    return [
-        build_request(
-            plan.model,
-            id if body.n == 1 else f"{id}_{index}",
-            plan.prompt,
-            request_params(
-                body,
-                max_tokens=limit,
-                seed=seed_of(body.seed, index),
-                salt=salt,
-                logprobs=body.top_logprobs if body.logprobs else None,
-                grammar=plan.grammar,
-                prediction=prediction,
-                names={"prompt": "messages"},
-            ),
-        )
-        for index in range(body.n)
-    ]
+    params = request_params(
+        body,
+        max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
+        salt=salt,
+        logprobs=body.top_logprobs if body.logprobs else None,
+        grammar=plan.grammar,
+        prediction=prediction,
+        names={"prompt": "messages"},
+    )
+    ids = [id] if body.n == 1 else [f"{id}_{index}" for index in range(body.n)]
+    return build_requests(plan.model, ids, plan.prompt, params)
 
 
 async def whole_completion(

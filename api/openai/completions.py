@@ -11,10 +11,10 @@ from baton.actors.requests import Output, Request, TokenLogprob
 from baton.api import errors
 from baton.api.exchange import answer_json, check_batch, new_id, read_body, salt_of, submit
 from baton.api.generation.answers import Answer, Usage, collect, drop_output, finite, logprobs_size, token_text, usage
-from baton.api.generation.fields import Choices, Count, Salt, TopLogprobs, request_params, seed_of
+from baton.api.generation.fields import Choices, Count, Salt, TopLogprobs, request_params
 from baton.api.generation.offload import off_loop
 from baton.api.generation.outputs import Generation
-from baton.api.generation.request_builder import Prompt, build_request, encode, encode_all
+from baton.api.generation.request_builder import Prompt, build_requests, conditions, encode, encode_all
 from baton.api.generation.served_model import ServedModel, Text
 from baton.api.generation.structured import StructuredFields, wanted_in
 from baton.api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions
@@ -138,24 +138,20 @@ def completion_requests(
     model: ServedModel, body: CompletionRequest, prompts: Sequence[Prompt], id: str, salt: str, grammar: str
 ) -> list[Request]:
     """Build the Requests for the ring: n for the first prompt, then n for the second, and so on."""
-    single = len(prompts) * body.n == 1
+    params = request_params(
+        body,
+        max_tokens=body.max_tokens,
+        salt=salt,
+        logprobs=body.logprobs,
+        prompt_logprobs_from=0 if body.echo and body.logprobs is not None else None,
+        grammar=grammar,
+    )
+    count, shared = len(prompts) * body.n, conditions(model, params)
+    ids = [id] if count == 1 else [f"{id}_{index}" for index in range(count)]
     return [
-        build_request(
-            model,
-            id if single else f"{id}_{position * body.n + index}",
-            prompt,
-            request_params(
-                body,
-                max_tokens=body.max_tokens,
-                seed=seed_of(body.seed, index),
-                salt=salt,
-                logprobs=body.logprobs,
-                prompt_logprobs_from=0 if body.echo and body.logprobs is not None else None,
-                grammar=grammar,
-            ),
-        )
-        for position, prompt in enumerate(prompts)
-        for index in range(body.n)
+        request
+        for at, prompt in zip(range(0, count, body.n), prompts, strict=True)
+        for request in build_requests(model, ids[at : at + body.n], prompt, params, shared)
     ]
 
 

@@ -146,6 +146,7 @@ def submit(
         return gateway.submit([built], request_context(request))
     if turn.session.closed:
         raise errors.unknown_session(turn.session.id, "conversation")
+    turn.check_wanted()
     generation = gateway.submit([turn.bind(built)], request_context(request))
     turn.attach(generation, model.text.decode)
     return generation

@@ -16,10 +16,11 @@ from msgspec import Struct
 
 from baton.api import errors
 from baton.api.connections.registry import CONNECTIONS
+from baton.api.connections.sockets import RECEIVED, Socket
 from baton.api.errors import ApiError
 from baton.api.exchange import REQUEST_ID
 from baton.api.generation.fields import Count
-from baton.api.parsing import convert
+from baton.api.parsing import convert, is_stream_id
 from baton.api.responses.events import EventCursor
 from baton.api.responses.items import Event
 from baton.api.responses.request import read_request
@@ -30,8 +31,6 @@ from baton.api.server import SERVER, Server
 
 routes = web.RouteTableDef()
 
-# Only these types of messages arrive from the client; aiohttp itself makes the others.
-RECEIVED = (WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.PING, WSMsgType.PONG)
 OPEN_SOCKETS = web.AppKey("open_sockets", set[web.WebSocketResponse])
 MAX_LANES = 64
 MAX_WAITING = 16  # maximum waiting events from the client in one lane
@@ -44,14 +43,7 @@ async def connect(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
     server.ready()
     check_subprotocol(request)
-    socket = Socket(
-        # Without compression the bytes of a message are known as they arrive. A compressor would also take memory.
-        autoping=False,
-        compress=False,
-        max_msg_size=server.config.body_limit,
-        protocols=(SUBPROTOCOL,),
-        timeout=1.0,
-    )
+    socket = Socket(SUBPROTOCOL, server.config.body_limit)
     if not socket.can_prepare(request).ok:
         message = "GET here opens a websocket: use POST to create a response over HTTP"
         raise ApiError(426, message, "invalid_request_error", code="upgrade_required", headers={"Upgrade": "websocket"})
@@ -83,16 +75,6 @@ async def close_all(app: web.Application) -> None:
         await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server is shutting down")
 
 
-class Socket(web.WebSocketResponse):
-    """A websocket whose received bytes can be dropped at once."""
-
-    def forget(self) -> None:
-        """Drop all messages, complete or not, that wait in aiohttp's reader. Nothing can be received after this."""
-        self._parser = None
-        if self._reader is not None:
-            self._reader._buffer.clear()
-
-
 class ResumeRequest(Struct, forbid_unknown_fields=True):
     """The fields of `response.resume`."""
 
@@ -115,6 +97,7 @@ class Lane:
         self.waiting: deque[WaitingEvent] = deque()
         self.task: asyncio.Task[None] | None = None
         self.running: str | None = None  # id of the running response
+        self.cancelled = False  # the response that begins next is aborted as soon as it runs
         self.latest: StoredResponse | None = None  # last response; the next may continue it, stored or not
 
 
@@ -218,9 +201,13 @@ class Connection:
             raise errors.queue_full(f"this connection has {MAX_LANES} busy streams already")
 
     def _cancel(self, stream_id: str | None, response_id: object) -> None:
-        """Abort the response `response_id`, or else the lane's running one. The last event is `response.incomplete`."""
+        """Abort the response `response_id`, or else the lane's first one. The last event is `response.incomplete`."""
         running = {lane.running for lane in self._lanes.values()} - {None}
-        id = response_id if response_id is not None else self._lanes.get(stream_id, Lane()).running
+        lane = self._lanes.get(stream_id, Lane())
+        if response_id is None and lane.running is None and lane.task is not None and not lane.task.done():
+            lane.cancelled = True
+            return
+        id = response_id if response_id is not None else lane.running
         if not (isinstance(id, str) and (id in running or self._runs_elsewhere(id))):
             raise errors.bad_request("response_id: no such response is running", "response_id", "response_not_found")
         self._server.gateway.abort(id)
@@ -258,12 +245,12 @@ class Connection:
         try:
             await (self._resume if event.kind == "response.resume" else self._create)(stream_id, lane, fields)
         finally:
-            lane.running = None
+            lane.running, lane.cancelled = None, False
 
     async def _create(self, stream_id: str | None, lane: Lane, fields: dict[str, Any]) -> None:
         body = read_request(fields)
         with await start_response(self._request, body, lane.latest) as run:
-            lane.running, lane.latest = run.response.id, run.response
+            self._run_in(lane, run.response)
             if not body.background:
                 await run.wait_begun()
             await self._send_all(stream_id, EventCursor(run.transcript))
@@ -272,8 +259,14 @@ class Connection:
         body = convert(fields, ResumeRequest)
         response = self._responses.get(self._owner, body.response_id)
         reader = EventCursor(response.transcript, body.starting_after if body.starting_after is not None else -1)
-        lane.running, lane.latest = response.id, response
+        self._run_in(lane, response)
         await self._send_all(stream_id, reader)
+
+    def _run_in(self, lane: Lane, response: StoredResponse) -> None:
+        """Note that a lane's response runs. Abort it if it was cancelled before."""
+        lane.running, lane.latest = response.id, response
+        if lane.cancelled:
+            self._server.gateway.abort(response.id)
 
     async def _send_all(self, stream_id: str | None, reader: EventCursor) -> None:
         while not reader.over:
@@ -304,6 +297,6 @@ def read_event(data: str | bytes) -> dict[str, Any]:
 
 def read_stream_id(event: dict[str, Any]) -> str | None:
     stream_id = event.pop("stream_id", None)
-    if stream_id is not None and not (isinstance(stream_id, str) and 0 < len(stream_id) <= 256):
+    if not is_stream_id(stream_id):
         raise errors.bad_request("stream_id must be a string of 1 to 256 characters", "stream_id", "invalid_value")
     return stream_id

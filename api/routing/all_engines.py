@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import msgspec
@@ -100,23 +100,33 @@ class AllEngines:
         return [(view, msgspec.json.decode(text)) for view, text in zip(views, texts, strict=True) if text is not None]
 
     async def ask_all(self, request: web.Request) -> web.Response:
-        """Send a request to every engine. Answer with the first answer that is an error, or else with all of them."""
-        body, headers = await request.read(), passed_on(request.headers, HOP_BY_HOP)
-        answers, bodies = list[web.Response](), list[bytes]()
-        for view in self._views():
-            url = f"{view.url}{request.path_qs}"
-            try:
-                async with self._http.request(request.method, url, data=body, headers=headers) as one:
-                    bodies.append(await one.read())
-                    answer = web.Response(body=bodies[-1], status=one.status, headers=answered(one.headers))
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                raise errors.unavailable(f"the engine {view.name} did not answer: {error}", "engine_lost") from None
+        """Send a request to every engine. Answer with the first answer that is an error, or else with all of them.
+
+        Raises ApiError 503 if an engine does not answer; the others have the request all the same.
+        """
+        body, views = await request.read(), self._views()
+        answers = await asyncio.gather(*(self._ask(view, request, body) for view in views), return_exceptions=True)
+        responses = list[web.Response]()
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
             if answer.status >= 400:
                 return answer
-            answers.append(answer)
-        if not answers:
+            responses.append(answer)
+        if not responses:
             raise errors.unavailable("no engine is ready", "no_engine")
-        return sum_of(bodies) or answers[-1]
+        return sum_of([cast(bytes, response.body) for response in responses]) or responses[-1]
+
+    async def _ask(self, view: EngineView, request: web.Request, body: bytes) -> web.Response:
+        """Return an engine's answer to a client's request. Raises ApiError 503 if there is none."""
+        headers, url = passed_on(request.headers, HOP_BY_HOP), f"{view.url}{request.path_qs}"
+        try:
+            with view.unless_lost():
+                async with self._http.request(request.method, url, data=body, headers=headers) as answer:
+                    content = await answer.read()
+                    return web.Response(body=content, status=answer.status, headers=answered(answer.headers))
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise errors.unavailable(f"the engine {view.name} did not answer: {error}", "engine_lost") from None
 
     def _views(self) -> list[EngineView]:
         return [view for view in self._fleet if view.phase != "lost"]
@@ -129,8 +139,9 @@ class AllEngines:
 
         async def get(view: EngineView) -> str | None:
             try:
-                async with self._http.get(f"{view.url}{path}", headers=headers, timeout=timeout) as answer:
-                    return await answer.text() if answer.status == 200 else None
+                with view.unless_lost():
+                    async with self._http.get(f"{view.url}{path}", headers=headers, timeout=timeout) as answer:
+                        return await answer.text() if answer.status == 200 else None
             except (aiohttp.ClientError, OSError, TimeoutError):
                 return None
 

@@ -13,8 +13,11 @@ from msgspec import Struct
 
 from baton.api import errors
 from baton.api.config import Config
+from baton.api.connections.registry import CONNECTIONS
+from baton.api.connections.sockets import RECEIVED, Socket
 from baton.api.errors import ApiError, websocket_event
 from baton.api.events.frames import name_of
+from baton.api.parsing import is_stream_id
 from baton.api.routing.asking import read_asking
 from baton.api.routing.engines import EngineView, Fleet
 from baton.api.routing.forwarding import HOP_BY_HOP, Forwarder, passed_on
@@ -26,6 +29,7 @@ OF_SOCKETS = HOP_BY_HOP | {
 }  # fmt: skip
 BEGINNINGS = ("response.create", "response.resume")
 ENDS = ("response.completed", "response.failed", "response.incomplete", "error")
+OTHER_ERRORS = ((400, "response_not_found"), (400, "unknown_event_type"))  # of messages that begin no response
 MOST_STREAMS = 256  # more than an engine's MAX_LANES
 LOST = "the engine was lost in the middle of the response"
 
@@ -36,12 +40,27 @@ class MadeResponse(Struct):
     id: str = ""
 
 
+class SocketError(Struct):
+    """The error in an event."""
+
+    code: str | None = None
+
+
 class SocketEvent(Struct):
     """The fields of an event that a router looks at."""
 
     type: str = ""
     stream_id: str | None = None
     response: MadeResponse | None = None
+    status: int = 0
+    error: SocketError | None = None
+
+    @property
+    def ends_response(self) -> bool:
+        """Whether the event ends a response. Errors of some messages, such as of a late cancellation, do not."""
+        if self.type == "error" and self.error is not None:
+            return (self.status, self.error.code) not in OTHER_ERRORS
+        return self.type in ENDS
 
 
 EVENTS = msgspec.json.Decoder(SocketEvent)
@@ -52,14 +71,11 @@ class Sockets:
 
     def __init__(self, fleet: Fleet, http: aiohttp.ClientSession, forwarder: Forwarder, config: Config) -> None:
         self._fleet, self._http, self._forwarder, self._config = fleet, http, forwarder, config
-        self._open = set[web.WebSocketResponse]()
+        self._open = set[Socket]()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Serve a client's websocket until it is closed. An engine's refusal of the handshake is the answer to it."""
-        config = self._config
-        client = web.WebSocketResponse(
-            max_msg_size=config.body_limit, protocols=(SUBPROTOCOL,), heartbeat=config.ping_interval, timeout=1.0
-        )
+        client = Socket(SUBPROTOCOL, self._config.body_limit, heartbeat=self._config.ping_interval)
         relay = ClientSocket(request, client, self._http)
         view = await self._engine(request, b"")
         try:
@@ -68,25 +84,40 @@ class Sockets:
             raise errors.from_status(error.status, error.message) from None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise lost(error) from None
-        await client.prepare(request)
-        self._open.add(client)
         try:
-            async for message in client:
-                if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
-                    data = message.data.encode() if isinstance(message.data, str) else message.data
-                    await self._pass_on(relay, request, data)
+            await self._serve(request, client, relay)
         finally:
             self._open.discard(client)
             await relay.close()
         return client
+
+    async def _serve(self, request: web.Request, client: Socket, relay: "ClientSocket") -> None:
+        """Pass on the client's messages. Each counts as in flight until its engine has it."""
+        connection = request.app[CONNECTIONS].of(request)
+        connection.open_websocket(client.forget)
+        await client.prepare(request)
+        self._open.add(client)
+        async for message in client:
+            if message.type not in RECEIVED:
+                continue
+            size = connection.take_message()
+            try:
+                if message.type is WSMsgType.PING:
+                    await client.pong(message.data)
+                elif message.type is not WSMsgType.PONG:
+                    await self._pass_on(relay, request, message.data)
+            finally:
+                connection.end_message(size)
+            del message  # It may be large, and the next one may be far off.
 
     async def close(self) -> None:
         """Close every websocket, because the router is shutting down."""
         for client in list(self._open):
             await client.close(code=WSCloseCode.GOING_AWAY, message=b"the server is shutting down")
 
-    async def _pass_on(self, relay: "ClientSocket", request: web.Request, data: bytes) -> None:
+    async def _pass_on(self, relay: "ClientSocket", request: web.Request, message: str | bytes) -> None:
         """Pass a message on, or answer it with an error."""
+        data = message.encode() if isinstance(message, str) else message
         try:
             asking = read_asking(request.path, data, owner_of(request))
             view = relay.maker(asking.bound) if asking.bound else relay.next_for(event_of(data).stream_id)
@@ -97,6 +128,8 @@ class Sockets:
             await relay.fail(event_of(data).stream_id, error)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             await relay.fail(event_of(data).stream_id, lost(error))
+        except UnicodeDecodeError as error:
+            await relay.fail(None, errors.bad_request(f"the event is not valid JSON: {error}"))
 
     async def _engine(self, request: web.Request, data: bytes) -> EngineView:
         """Return the engine for a message: the one that it is bound to, or else the best one."""
@@ -113,6 +146,19 @@ class EngineSocket:
     socket: aiohttp.ClientWebSocketResponse
     open: Counter[str | None] = field(default_factory=Counter)  # responses that have not ended, by stream_id
     made: dict[str | None, str] = field(default_factory=dict)  # the name of the latest response, by stream_id
+
+    def note_sent(self, event: SocketEvent) -> None:
+        """Note a client's message. The engine refuses a name that is not a stream's, without repeating it."""
+        if event.type in BEGINNINGS and is_stream_id(event.stream_id):
+            self.open[event.stream_id] += 1
+
+    def note_received(self, event: SocketEvent) -> None:
+        """Note an event of the engine."""
+        if not event.ends_response or not self.open[event.stream_id]:
+            return
+        self.open[event.stream_id] -= 1
+        if not self.open[event.stream_id]:
+            del self.open[event.stream_id]
 
     def note_made(self, stream_id: str | None, name: str) -> None:
         """Note the latest response of a stream. Streams beyond MOST_STREAMS are forgotten, the oldest first."""
@@ -156,13 +202,13 @@ class ClientSocket:
         self._start(self._pump(view, engine))
 
     async def send(self, view: EngineView, data: bytes) -> None:
-        """Send a client's message to an engine."""
+        """Send a client's message to an engine. Raises UnicodeDecodeError, and aiohttp.ClientError as `connect`."""
         if view not in self._engines:
             await self.connect(view)
         engine = self._engines[view] = self._engines.pop(view)
-        event = event_of(data)
-        engine.open[event.stream_id] += event.type in BEGINNINGS
-        await engine.socket.send_str(data.decode())
+        text = data.decode()
+        engine.note_sent(event_of(data))
+        await engine.socket.send_str(text)
 
     async def fail(self, stream_id: str | None, error: ApiError) -> None:
         """Send an error to the client."""
@@ -190,7 +236,7 @@ class ClientSocket:
                 event = event_of(message.data)
                 if event.response is not None:
                     engine.note_made(event.stream_id, name_of(owner_of(self._request), event.response.id))
-                engine.open[event.stream_id] -= event.type in ENDS and engine.open[event.stream_id] > 0
+                engine.note_received(event)
                 await self._client.send_str(message.data)
             self._engines.pop(view, None)
             for stream_id in engine.open.elements():

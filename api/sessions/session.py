@@ -252,6 +252,7 @@ class OpenTurn:
             b""  # the prompt of the turn's request: the part of the history that it keeps, then the turn's input
         )
         self.messages: tuple[dict[str, Any], ...] | None = None  # the new messages of a chat turn
+        self.replaced = False  # another turn has taken its place, so it must not be submitted
         self.prefill_only = False  # the model only reads the input; the one token that is drawn is dropped
         self.parse: Callable[[str], ParsedAnswer] | None = None  # parses the text of the answer in a chat turn
         self.parsed: ParsedAnswer | None = None
@@ -303,6 +304,11 @@ class OpenTurn:
         """Return `request` with the session's name, under which the ring will keep the state at the turn's end."""
         self.prompt = request.tokens
         return replace(request, session=self.session.key)
+
+    def check_wanted(self) -> None:
+        """Raise ApiError 503 if another turn has replaced this one while its prompt was prepared."""
+        if self.replaced:
+            raise errors.aborted()
 
     def attach(self, generation: Generation, decode: Decode) -> None:
         """Set the generation whose output is the answer. decode: turns tokens into text."""

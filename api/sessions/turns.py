@@ -107,6 +107,7 @@ async def create_turn(request: web.Request) -> web.StreamResponse:
         built = turn.bind(build_request(model, turn.request, prompt, params_of(body, session.salt, grammar)))
         if session.closed:
             raise errors.unknown_session(session.id, "session")
+        turn.check_wanted()
         with submit(request, [built]) as generation:
             turn.attach(generation, model.text.decode)
             writer = TurnWriter(turn, generation)

@@ -24,11 +24,10 @@ from baton.api.generation.fields import (
     SamplingParams,
     TopLogprobs,
     sampling_params,
-    seed_of,
 )
 from baton.api.generation.offload import off_loop
 from baton.api.generation.outputs import Generation
-from baton.api.generation.request_builder import Prompt, build_request, encode_all
+from baton.api.generation.request_builder import Conditions, Prompt, build_requests, conditions, encode_all
 from baton.api.generation.served_model import ServedModel, Text
 from baton.api.generation.structured import SGLANG, GrammarWriters, of_kinds
 from baton.api.parsing import Unsupported, convert
@@ -165,25 +164,26 @@ async def read_items(model: ServedModel, body: GenerateRequest, salt: str) -> li
     """Read all sequences: n for the first prompt, n for the second, and so on. Raises ApiError: 400, 503."""
     prompts = await read_prompts(model, body)
     size = len(prompts)
-    placed = broadcast_params(body.sampling_params, size)
-    params, places = [read_sampling(p, at) for p, at in placed], [at for _, at in placed]
+    params = broadcast_params(body.sampling_params, size)
     logprob = broadcast(body.return_logprob, size, "return_logprob")
     start = broadcast(body.logprob_start_len, size, "logprob_start_len")
     top = broadcast(body.top_logprobs_num, size, "top_logprobs_num")
     rids, ids = read_rids(body, size), read_logprob_ids(body, size)
     checkpoints = lists_of_each(body.checkpoints, body, size, "checkpoints", "positions")
     keep = broadcast(body.keep, size, "keep")
-    items = []
+    items, shared = list[Item](), dict[int, Conditions]()  # by the params that they belong to
     for i, prompt in enumerate(prompts):
-        own, has_logprobs = params[i], bool(logprob[i])
-        grammar = await model.grammars.written(wanted_in(own, places[i]))
+        (own, at), has_logprobs = params[i], bool(logprob[i])
+        grammar = await model.grammars.written(wanted_in(own, at))
         begin = start[i] if has_logprobs and start[i] >= 0 else None
-        for choice in range(own.n):
-            id = rids[i] if own.n == 1 else f"{rids[i]}_{choice}"
-            logprob_ids, tops = (ids[i], top[i]) if has_logprobs else ((), None)
-            neutral = params_of(own, body, salt, choice, tops, begin, logprob_ids, grammar)
-            neutral = replace(neutral, checkpoints=checkpoints[i], keep=keep[i] or "")
-            items.append(Item(build_request(model, id, prompt, neutral), own.max_new_tokens == 0))
+        logprob_ids, tops = (ids[i], top[i]) if has_logprobs else ((), None)
+        neutral = params_of(own, body, salt, tops, begin, logprob_ids, grammar)
+        neutral = replace(neutral, checkpoints=checkpoints[i], keep=keep[i] or "")
+        if id(own) not in shared:
+            shared[id(own)] = conditions(model, neutral)
+        names = [rids[i]] if own.n == 1 else [f"{rids[i]}_{choice}" for choice in range(own.n)]
+        requests = build_requests(model, names, prompt, neutral, shared[id(own)])
+        items += [Item(request, own.max_new_tokens == 0) for request in requests]
     return items
 
 
@@ -201,15 +201,13 @@ def params_of(
     params: GenerateParams,
     body: GenerateRequest,
     salt: str,
-    choice: int,
     logprobs: int | None,
     start: int | None,
     ids: tuple[int, ...],
     grammar: str,
 ) -> SamplingParams:
-    """Return the parameters of one sequence.
+    """Return the parameters of a prompt's choices.
 
-    choice: index of the sequence among the choices of its prompt.
     logprobs: number of alternatives to report for each token; None: no log probabilities.
     start: the first prompt token whose log probability is reported.
     ids: tokens whose log probabilities are always reported.
@@ -219,7 +217,7 @@ def params_of(
         params,
         max_tokens=params.max_new_tokens,
         min_tokens=params.min_new_tokens,
-        seed=seed_of(seed, choice),
+        seed=seed,
         keep_stop=params.no_stop_trim,
         priority=body.priority,
         salt=salt,
@@ -237,14 +235,15 @@ def read_sampling(params: dict[str, Any], at: str) -> GenerateParams:
     return convert(fields, GenerateParams, IGNORED_SAMPLING, UNSUPPORTED_SAMPLING, at)
 
 
-def broadcast_params(params: dict[str, Any] | list[dict[str, Any]], size: int) -> list[tuple[dict[str, Any], str]]:
+def broadcast_params(params: dict[str, Any] | list[dict[str, Any]], size: int) -> list[tuple[GenerateParams, str]]:
     """Return the sampling_params of each prompt, with their path in the body. Raises ApiError 400."""
     if isinstance(params, dict):
-        return [(params, "sampling_params")] * size
+        return [(read_sampling(params, "sampling_params"), "sampling_params")] * size
     if len(params) != size:
         message = f"sampling_params: {len(params)} entries for {size} prompts"
         raise errors.bad_request(message, "sampling_params", "invalid_value")
-    return [(each, f"sampling_params[{index}]") for index, each in enumerate(params)]
+    places = [f"sampling_params[{index}]" for index in range(size)]
+    return [(read_sampling(each, at), at) for each, at in zip(params, places, strict=True)]
 
 
 def broadcast(value: Any, size: int, name: str) -> list[Any]:

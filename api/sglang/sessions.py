@@ -120,6 +120,7 @@ async def generate_turn(request: web.Request, body: plain.GenerateRequest, param
         items = await read_items(model, body, params, turn, salt)
         if session.closed:
             raise invalid(f"session {params.id!r} was closed", "id")
+        turn.check_wanted()
         turn.prefill_only = items[0].scoring
         # In the ring the request has an id that no other API key can use. The client sees the id that it sent.
         own = replace(turn.bind(items[0].request), id=ring_id(request, id))
@@ -152,6 +153,7 @@ async def end_replaced(request: web.Request, session: Session, params: SessionPa
     if not (session.branching and params.replace and session.is_busy() and running is not None):
         return
     if params.rid in (None, running.request) or params.rid in session.turns_by_request:
+        running.replaced = True
         request.app[SERVER].gateway.abort(running.ring_id)
         await running.done.wait()
 

@@ -19,7 +19,7 @@ COUNTED_BY_API = frozenset(
     {"prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "request_success"}
 )
 # Counters of the ring that are exported before their first count: an alert about an increase would miss the first one.
-FROM_ZERO = {"restarts": 0, "lease_violations": 0}
+FROM_ZERO = {"restarts": 0, "lease_violations": 0, "failed_writes": 0, "damaged_files": 0}
 # Name of the label for each metric of the ring that is a dictionary; "kind" for all others.
 LABELS = {
     "slots": "place",

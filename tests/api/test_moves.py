@@ -1,7 +1,9 @@
 """Sessions that move from one engine to another, as real processes on loopback."""
 
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,19 @@ def test_a_drain_hands_all_sessions_over(tmp_path: Path) -> None:
         assert {each["id"] for each in second.get("/v1/sessions")["data"]} == {f"session-{n}" for n in range(5)}
         for number in range(5):
             assert turn(second, f"session-{number}", prompt(16, 10))["resumed_from"] == "host"
+
+
+def test_the_hand_over_and_the_drain_share_their_time(tmp_path: Path) -> None:
+    """A session whose turn goes on for longer cannot be handed over, and its turn is ended when the time is over."""
+    with linked(tmp_path, "--drain-to", "second", "--drain-timeout", "3") as (first, _), ThreadPoolExecutor() as pool:
+        assert first.post("/v1/sessions", {"id": "long"})[0] == 200
+        body = {"input_ids": prompt(18, 10), "max_tokens": 100_000, "ignore_eos": True, "speculation": "off"}
+        answer = pool.submit(first.post, "/v1/sessions/long/turns", body)
+        first.wait_until(lambda: first.get("/server_info")["open_requests"] == 1)
+        began = time.monotonic()
+        first.process.send_signal(signal.SIGTERM)
+        assert first.process.wait(30) == 0
+        assert 3 <= time.monotonic() - began < 5.5 and answer.result()[0] == 503
 
 
 def test_a_drain_hands_over_states_that_no_session_has(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from baton.actors.messages import Submit
 from baton.actors.tokens import unpack
+from baton.api.generation import request_builder
 from tests.api.fake_ring import EOS, Served, payloads, read_events, serving
 
 pytestmark = pytest.mark.anyio
@@ -181,6 +182,28 @@ async def test_sampling_fields_reach_the_ring() -> None:
     assert 0 <= sampling.seed < 2**63
     assert (stops.max_tokens, stops.min_tokens, stops.strings, stops.token_ids) == (9, 2, ("\n", "END"), (5,))
     assert (request.priority, request.salt) == (3, "tenant")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO, "n": 3, "seed": 5, "stop_token_ids": [7]}),
+        ("/v1/completions", {"prompt": ["a", "b"], "n": 3, "seed": 5, "stop_token_ids": [7]}),
+        ("/generate", {"text": ["a", "b"], "sampling_params": {"n": 3, "seed": 5, "stop_token_ids": [7]}}),
+    ],
+)
+async def test_choices_differ_in_their_seeds_and_share_the_rest(
+    monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    """Stop tokens and biases can be millions of numbers, so they are read once for all prompts and choices."""
+    calls, stops = list[int](), request_builder.stops
+    monkeypatch.setattr(request_builder, "stops", lambda *arguments: calls.append(1) or stops(*arguments))
+    async with client() as (_, served):
+        assert (await served.post(path, body))[0] == 200
+        requests = served.ring.submitted()
+    assert [request.sampling.seed for request in requests] == [5, 6, 7] * (len(requests) // 3) and calls == [1]
+    assert len({request.id for request in requests}) == len(requests)
+    assert all(request.stops.token_ids[0] == 7 for request in requests)
 
 
 async def test_generation_config_sets_the_default_length() -> None:

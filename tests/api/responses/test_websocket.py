@@ -145,6 +145,19 @@ async def test_cancel() -> None:
         assert (await until_end(socket))[-1]["response"]["status"] == "cancelled"
 
 
+async def test_a_cancellation_right_after_the_creation() -> None:
+    """It aborts the lane's first response, although that is still being prepared, and no other one."""
+    async with serving() as served, served.client.ws_connect(PATH) as socket:
+        served.ring.pause = 0.02
+        await create(socket, input="a")
+        await create(socket, input="b")
+        await socket.send_str('{"type": "response.cancel"}')
+        assert (await until_end(socket))[-1]["response"]["status"] == "cancelled"
+        assert (await until_end(socket))[-1]["response"]["status"] == "completed"
+        await socket.send_str('{"type": "response.cancel"}')
+        assert (await until_end(socket))[-1]["error"]["code"] == "response_not_found"
+
+
 async def test_lanes() -> None:
     """Responses of one lane (`stream_id`) run one after another, responses of two lanes at the same time."""
     async with serving() as served, served.client.ws_connect(PATH) as socket:

@@ -19,10 +19,12 @@ SILENT_S = 60
 class FakeEngine:
     """An engine that begins a stream and then drops the connection, or that refuses to continue one."""
 
-    def __init__(self, name: str, states: Sequence[CachedDigest] = (), refusal: ApiError | None = None) -> None:
-        """states: those of its snapshot. refusal: its answer to every request."""
+    def __init__(
+        self, name: str, states: Sequence[CachedDigest] = (), refusal: ApiError | None = None, hangs: bool = False
+    ) -> None:
+        """states: those of its snapshot. refusal: its answer to every request. hangs: it answers nothing."""
         self.asked = 0  # requests
-        self._refusal = refusal
+        self._refusal, self._hangs = refusal, hangs
         self._snapshot = Snapshot(
             sequence=0,
             boot=name,
@@ -51,8 +53,11 @@ class FakeEngine:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1
+        if self._hangs:
+            await asyncio.sleep(SILENT_S)
         if (refusal := self._refusal) is not None:
-            return web.Response(body=refusal.encode(), status=refusal.status, headers=refusal.headers)
+            headers = {"Content-Type": "application/json", **refusal.headers}
+            return web.Response(body=refusal.encode(), status=refusal.status, headers=headers)
         if RESUME in await request.json():
             return web.json_response({"error": {"message": "no"}}, status=400)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", RESUMABLE: "1"})

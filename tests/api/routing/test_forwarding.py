@@ -1,6 +1,8 @@
 """Clients that leave, whose engine is not at fault; and answers after which no other engine is asked."""
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 import aiohttp
@@ -62,21 +64,48 @@ async def test_an_engine_is_not_lost_because_its_client_has_left() -> None:
     assert not isinstance(failure.value, aiohttp.ClientError), "otherwise it would count as the engine's failure"
 
 
+@asynccontextmanager
+async def routed(engines: Sequence[FakeEngine]) -> AsyncIterator[tuple[Any, Fleet]]:
+    """Run a router in front of engines. Yield a function that returns its answer to a POST, and its fleet."""
+    async with AsyncExitStack() as stack:
+        for engine in engines:
+            await stack.enter_async_context(engine.server)
+        app = make_router(Config(engine=tuple(engine.url for engine in engines)))
+        router = await stack.enter_async_context(WatchedServer(app))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        async with asyncio.timeout(10):
+            while not all(view.takes_requests for view in app[ROUTER].fleet):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+        async def post(path: str, body: Any) -> tuple[int, Any]:
+            async with asyncio.timeout(10), http.post(router.make_url(path), json=body) as answer:
+                return answer.status, await answer.json()
+
+        yield post, app[ROUTER].fleet
+
+
 BUSY = errors.unavailable("the compiler is busy", "grammars_busy")
 
 
 @pytest.mark.parametrize(
-    ("refusal", "asked"),
+    ("refusal", "requests"),
     [(BUSY, 1 + MOST_RETRIES), (errors.not_retryable(BUSY), 1), (errors.aborted(), 1), (errors.timed_out(1), 1)],
 )
-async def test_another_engine_is_not_asked_after_an_answer_that_forbids_it(refusal: ApiError, asked: int) -> None:
+async def test_another_engine_is_not_asked_after_an_answer_that_forbids_it(refusal: ApiError, requests: int) -> None:
     engines = [FakeEngine(name, refusal=refusal) for name in ("one", "other")]
-    async with engines[0].server, engines[1].server:
-        app = make_router(Config(engine=tuple(engine.url for engine in engines)))
-        async with WatchedServer(app) as router, aiohttp.ClientSession() as http:
-            async with asyncio.timeout(10):
-                while not all(view.takes_requests for view in app[ROUTER].fleet):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            async with http.post(router.make_url("/v1/embeddings"), json={"input": "a"}) as answer:
-                assert (answer.status, await answer.read()) == (refusal.status, refusal.encode())
-    assert sum(engine.asked for engine in engines) == asked
+    async with routed(engines) as (post, _):
+        status, answer = await post("/v1/embeddings", {"input": "a"})
+    assert (status, answer["error"]["code"]) == (refusal.status, refusal.code)
+    assert sum(engine.asked for engine in engines) == requests
+
+
+async def test_a_command_reaches_every_engine_although_one_hangs() -> None:
+    """It is answered when the engine that hangs is lost."""
+    hanging, other = FakeEngine("one", hangs=True), FakeEngine("other", refusal=BUSY)
+    async with routed([hanging, other]) as (post, fleet):
+        answer = asyncio.ensure_future(post("/flush_cache", {}))
+        while not (hanging.asked and other.asked):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        fleet.lose(next(view for view in fleet if view.name == "one"), "silent")
+        status, error = await answer
+    assert (status, error["error"]["code"]) == (503, "engine_lost")

@@ -13,7 +13,7 @@ from baton.api.routing.asking import Asking, read_asking
 from baton.api.routing.counts import RouterCounts
 from baton.api.routing.engines import EngineView, Fleet
 from baton.api.routing.forwarding import Forwarder
-from baton.api.routing.sockets import ClientSocket, EngineSocket
+from baton.api.routing.sockets import ClientSocket, EngineSocket, SocketError, SocketEvent
 
 pytestmark = pytest.mark.anyio
 
@@ -118,6 +118,27 @@ async def test_a_copy_of_a_session_gets_no_name_of_another_engines_session(fleet
 async def test_engines_with_one_name_have_different_labels(fleet: Fleet) -> None:
     names = [Engine(fleet, 16).view.name for _ in range(2)]
     assert names == ["e", "e (engine)"]
+
+
+def event(type: str, stream_id: str | None = None, code: str = "") -> SocketEvent:
+    return SocketEvent(type, stream_id, status=400, error=SocketError(code) if code else None)
+
+
+def test_open_responses_of_a_websocket_are_counted_until_they_end() -> None:
+    engine = EngineSocket(None)  # type: ignore[arg-type]
+    for name in ("a", "a", "b", None, "", "x" * 257):  # The last two are refused, by an error without the name.
+        engine.note_sent(event("response.create", name))
+    for other in ("response.cancel", "unknown", ""):
+        engine.note_sent(event(other, "c"))
+    assert engine.open == {"a": 2, "b": 1, None: 1}
+    for late in ("response_not_found", "unknown_event_type"):
+        engine.note_received(event("error", "a", late))
+    engine.note_received(event("response.output_text.delta", "b"))
+    assert engine.open == {"a": 2, "b": 1, None: 1}
+    for name, ending in (("a", event("error", "a", "queue_full")), ("b", event("response.completed", "b"))):
+        engine.note_received(ending)
+        engine.note_received(event("error", f"not {name}", "queue_full"))
+    assert engine.open == {"a": 1, None: 1} and len(engine.open) == 2, "names are not kept after the end"
 
 
 async def test_a_websockets_message_goes_to_the_engine_that_answers_its_stream(fleet: Fleet) -> None:

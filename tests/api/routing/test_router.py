@@ -194,6 +194,23 @@ async def test_a_text_that_looks_like_the_engines_comment_is_passed_on(router: S
     assert not [line for line in lines if line.startswith(": places")]
 
 
+@pytest.mark.anyio
+async def test_messages_of_a_websocket_count_until_their_engine_has_them(engines: list[ServerProcess]) -> None:
+    """They are more bytes than --bytes-in-flight, one after another. A message that is not UTF-8 gets an error."""
+    limits = ["--body-limit", "1M", "--bytes-in-flight", "2M"]
+    body = {"type": "response.create", "input": "a", "max_output_tokens": 1, "metadata": {"a": "x" * 500}}
+    with ServerProcess([*ROUTE, "--engine", engines[0].url, *limits]) as router:
+        async with aiohttp.ClientSession() as http, http.ws_connect(f"{router.url}/v1/responses") as socket:
+            for number in range(6):
+                await socket.ping()
+                await socket.send_str(json.dumps(body) + " " * 900_000)
+                while (event := await socket.receive_json(timeout=SOON_S))["type"] != "response.incomplete":
+                    assert event["type"] != "error", (number, event)
+            await socket.send_bytes(b"\xff")
+            event = await socket.receive_json(timeout=SOON_S)
+            assert (event["type"], event["status"]) == ("error", 400) and "UTF-8" in event["error"]["message"].upper()
+
+
 def test_metrics_name_the_engine(router: ServerProcess, engines: list[ServerProcess]) -> None:
     generate(router, [1, 2, 3])
     with urlopen(f"{router.url}/metrics") as answer:

@@ -285,7 +285,7 @@ async def test_a_response_that_cannot_be_saved_says_so(tmp_path: Path, full_disk
     async with serving(**folder(tmp_path)) as served:
         session = await create(served, id="s")
         full_disk[0] = True
-        body = {"conversation": "s", "input": "x"}
+        body = {"conversation": "s", "input": "x", "include": ["message.output_text.logprobs"]}
         status, answer = await served.post("/v1/responses", body)
         assert (status, answer["error"]["code"]) == (507, "session_not_saved")
         assert answer["output"][0]["content"][0]["text"] == REPLY
