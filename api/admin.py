@@ -16,7 +16,7 @@ from baton.api.generation.request_builder import Prompt, build_request
 from baton.api.generation.served_model import ServedModel
 from baton.api.parsing import convert, read_object
 from baton.api.responses.store import RESPONSES
-from baton.api.security import owner_of
+from baton.api.security import GUARD, owner_of
 from baton.api.server import SERVER, RingView, Server
 from baton.api.sessions.store import SESSIONS
 from baton.api.version import VERSION
@@ -205,10 +205,10 @@ class AbortRequest(Struct, forbid_unknown_fields=True):
 @routes.post("/abort_request")
 async def abort_request(request: web.Request) -> web.Response:
     """End a request or a batch of this API key by its id, or the requests of all keys. Answer how many were open."""
-
     server = request.app[SERVER]
     body = convert(await read_object(request), AbortRequest)
     if body.abort_all:
+        request.app[GUARD].check_operator(request)
         return answer_json({"aborted": server.gateway.abort_all()})
     if not body.rid:
         raise errors.bad_request("rid is required", "rid", "missing_required_parameter")

@@ -30,7 +30,7 @@ from baton.api.page import routes as page
 from baton.api.responses import conversations, counting, routes as responses, websocket
 from baton.api.responses.store import RESPONSES, ResponseStore
 from baton.api.resuming import ROUTED
-from baton.api.security import Guard, cors_headers
+from baton.api.security import GUARD, Guard, cors_headers
 from baton.api.server import SERVER, Server
 from baton.api.sessions import routes as sessions, turns
 from baton.api.sessions.files import SessionFiles
@@ -42,7 +42,6 @@ HANDLERS = (
     page, chat, stored, completions, embeddings, responses, conversations, counting, websocket, messages, sessions,
     turns, sglang, tokenization, admin, events,
 )  # fmt: skip
-GUARD = web.AppKey("guard", Guard)
 # Paths that monitors poll; their requests are logged at level debug only.
 QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/peers", "/debug/slots"})
 

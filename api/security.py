@@ -15,6 +15,8 @@ from baton.api.config import Config, ConfigError
 PAGE = "/"
 PROBES = frozenset({"/health", "/ready"})
 KEYLESS = PROBES | {PAGE}  # paths that need no API key
+ADMINISTRATIVE = frozenset({"/v1/events", "/flush_cache", "/pause_generation", "/continue_generation"})
+"""Paths that show digests of all keys' prompts, or change all keys' requests: only the first key may use them."""
 WEB = ("http", "https")
 SUBPROTOCOL = "responses"
 # Prefix of the websocket subprotocol in which a web page sends its API key, as OpenAI's clients do.
@@ -53,7 +55,7 @@ class Guard:
         self._hosts = frozenset(host.lower() for host in (*config.allowed_host, config.host))
 
     def admit(self, request: web.Request) -> None:
-        """Raise ApiError 403 for a foreign Host or Origin, and 401 without a valid API key.
+        """Raise ApiError 403 for a foreign Host or Origin, 401 without a valid API key, and 403 for the wrong one.
 
         Preflight requests need no key, because browsers send none with them.
         """
@@ -62,6 +64,13 @@ class Guard:
         self._check_origin(request)
         if request.path not in KEYLESS and request.method != "OPTIONS":
             self._check_key(request)
+        if request.path in ADMINISTRATIVE and request.method != "OPTIONS":
+            self.check_operator(request)
+
+    def check_operator(self, request: web.Request) -> None:
+        """Raise ApiError 403 if the server has several API keys and the request does not have the first one."""
+        if self._keys and owner_of(request) != self._keys[0]:
+            raise errors.forbidden("only the first API key may see or change the requests of all keys")
 
     def _check_host(self, request: web.Request) -> None:
         """Raise ApiError 403 for an unknown host name, against DNS rebinding.
@@ -99,6 +108,9 @@ class Guard:
         request[OWNER] = digest(key)
         if len(self._keys) > 1:
             request[FLOW] = digest(key).hex()
+
+
+GUARD = web.AppKey("guard", Guard)
 
 
 def presented_key(request: web.Request) -> str | None:

@@ -19,7 +19,7 @@ from anyio.abc import TaskStatus
 
 from baton.actors.runtime.relay import is_device_lost
 from baton.api import errors
-from baton.api.app import GUARD, make_app
+from baton.api.app import make_app
 from baton.api.config import Config, ConfigError
 from baton.api.connections.limits import raise_descriptor_limit
 from baton.api.connections.listening import place_of
@@ -29,6 +29,7 @@ from baton.api.generation.gateway import Gateway
 from baton.api.generation.served_model import ServedModel
 from baton.api.hub.names import default_served_name
 from baton.api.machine.signals import Signals, leave
+from baton.api.security import GUARD
 from baton.api.server import RingView, Server
 from baton.api.sessions.store import SESSIONS, SessionStore
 from baton.api.telemetry import logs

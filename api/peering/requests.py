@@ -20,7 +20,7 @@ class PeerRequests:
         self.computed: Callable[[int, str], None] = lambda loan, error: None  # called when a request has ended
         self._gateway, self._vocab_size, self._max_model_len = gateway, vocab_size, max_model_len
         self._boot = secrets.token_hex(4)
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by loan
+        self._running: dict[int, tuple[Generation, asyncio.Task[None]]] = {}  # by loan
 
     def begin(self, loan: int, frame: Compute, link: str) -> str:
         """Submit a request that ends at the state; return "", or why not."""
@@ -44,11 +44,10 @@ class PeerRequests:
             generation = self._gateway.submit([request])
         except ApiError as error:
             return error.message
-        self._tasks[loan] = asyncio.ensure_future(self._await(loan, generation))
+        self._running[loan] = generation, asyncio.ensure_future(self._await(loan, generation))
         return ""
 
     async def _await(self, loan: int, generation: Generation) -> None:
-        error = "aborted"
         try:
             with generation:
                 while not generation.finished:
@@ -58,10 +57,12 @@ class PeerRequests:
         except ApiError as failure:
             error = failure.message
         finally:
-            del self._tasks[loan]
+            self._running.pop(loan, None)
         self.computed(loan, error)
 
     def stop(self, loan: int) -> None:
-        """Abort a request."""
-        if (task := self._tasks.get(loan)) is not None:
+        """Abort a request. Its task may not have begun yet, and then never will."""
+        if loan in self._running:
+            generation, task = self._running.pop(loan)
             task.cancel()
+            generation.close()

@@ -35,7 +35,7 @@ class StoredResponse:
     turn: Turn | None = None  # the turn of this response in its session, once it has ended
     stored: float = 0.0  # when the response ended, on the store's clock
     size: int = 0  # bytes of the response as JSON
-    refcount: int = 0  # references from the store and from later responses; while 0, `size` is not counted
+    refcount: int = 0  # references from the store, lanes and later responses; while 0, `size` is not counted
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -82,8 +82,8 @@ class ResponseStore:
         """
         self.enabled = retention > 0
         self.bytes = 0
-        """Size of all ended responses that are stored, or that stored responses continue, plus the size of all turns
-        that these responses refer to. Each response and turn is counted once."""
+        """Size of all ended responses that are stored or remembered, or that such responses continue, plus the size of
+        all turns that these responses refer to. Each response and turn is counted once."""
         self._retention = retention
         self._cap = cap
         self._clock = clock
@@ -127,6 +127,22 @@ class ResponseStore:
         self._ended.put((owner, response.id), response)
         self._hold(owner, response)
         self._drop()
+
+    def remember(self, owner: bytes, response: StoredResponse) -> bool:
+        """Count an ended response, with those that it continues, until `forget`, although it may not be stored.
+
+        Return False if there is no room for it; then it is not counted, and must not be kept.
+        """
+        self._hold(owner, response)
+        self._drop()
+        if self.bytes > self._cap:
+            self._release(owner, response)
+            return False
+        return True
+
+    def forget(self, owner: bytes, response: StoredResponse) -> None:
+        """Count a remembered response no longer."""
+        self._release(owner, response)
 
     def find(self, owner: bytes, id: str) -> StoredResponse | None:
         self._drop()

@@ -99,6 +99,7 @@ class Lane:
         self.running: str | None = None  # id of the running response
         self.cancelled = False  # the response that begins next is aborted as soon as it runs
         self.latest: StoredResponse | None = None  # last response; the next may continue it, stored or not
+        self.remembered: StoredResponse | None = None  # the last response that has ended, which counts in the store
 
 
 class Connection:
@@ -137,12 +138,14 @@ class Connection:
         self._end_lanes()
 
     def _end_lanes(self) -> None:
-        """Drop the waiting events, and cancel the lanes' tasks."""
+        """Drop the waiting events and the last responses, and cancel the lanes' tasks."""
         for lane in self._lanes.values():
             while lane.waiting:
                 self._connection.end_message(lane.waiting.popleft().size)
             if lane.task is not None:
                 lane.task.cancel()
+            lane.latest = None
+            self._remember(lane, None)
 
     async def _ping(self, interval: float) -> None:
         """Ping the client at intervals. Disconnect a client that waits for a response but neither answers nor reads."""
@@ -196,7 +199,10 @@ class Connection:
             lane.task = asyncio.ensure_future(self._run(stream_id, lane))
 
     def _drop_idle_lanes(self) -> None:
-        self._lanes = {id: lane for id, lane in self._lanes.items() if lane.task is not None and not lane.task.done()}
+        for id, lane in list(self._lanes.items()):
+            if lane.task is None or lane.task.done():
+                self._remember(lane, None)
+                del self._lanes[id]
         if len(self._lanes) >= MAX_LANES:
             raise errors.queue_full(f"this connection has {MAX_LANES} busy streams already")
 
@@ -246,6 +252,16 @@ class Connection:
             await (self._resume if event.kind == "response.resume" else self._create)(stream_id, lane, fields)
         finally:
             lane.running, lane.cancelled = None, False
+            if lane.latest is not None and lane.latest.finished.is_set():
+                self._remember(lane, lane.latest)
+
+    def _remember(self, lane: Lane, response: StoredResponse | None) -> None:
+        """Count a response that the lane's next one may continue, in place of the one before; None: forget that."""
+        if lane.remembered is not None:
+            self._responses.forget(self._owner, lane.remembered)
+        if response is not None and not self._responses.remember(self._owner, response):
+            response = lane.latest = None
+        lane.remembered = response
 
     async def _create(self, stream_id: str | None, lane: Lane, fields: dict[str, Any]) -> None:
         body = read_request(fields)

@@ -22,10 +22,9 @@ from baton.api.generation.answers import milliseconds
 from baton.api.parsing import convert, read_object
 from baton.api.routing.engines import EngineView, Fleet
 from baton.api.routing.router import ROUTER, Router
-from baton.api.security import Guard, cors_headers, owner_of
+from baton.api.security import GUARD, Guard, cors_headers, owner_of
 from baton.api.version import VERSION
 
-GUARD = web.AppKey("router_guard", Guard)
 QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/engines", "/debug/peers", "/debug/slots"})
 TRACE_ID = "x-trace-id"  # the engine's header
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

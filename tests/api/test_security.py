@@ -1,6 +1,9 @@
 """Access control: keys, host names, origins."""
 
+from typing import Any
+
 import pytest
+from yarl import URL
 
 from baton.api.config import Config, ConfigError, check
 from baton.api.security import Guard, accepted_keys, host_name
@@ -41,6 +44,28 @@ async def test_keys_guard_everything_but_health() -> None:
             ("Bearer ö", 401),
         ):
             assert (await served.post("/generate", BODY, headers={"Authorization": header}))[0] == status, header
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/flush_cache", None),
+        ("POST", "/flush_cache", None),
+        ("POST", "/pause_generation", {"mode": "retract"}),
+        ("POST", "/continue_generation", {}),
+        ("POST", "/abort_request", {"abort_all": True}),
+        ("GET", "/v1/events", None),
+        ("GET", "/v1/%65vents", None),
+    ],
+)
+async def test_only_the_first_key_sees_or_changes_the_requests_of_all(method: str, path: str, body: Any) -> None:
+    async with serving(api_key=("operator", "tenant")) as served:
+        for key, expected in (("tenant", 403), ("operator", 200)):
+            url, headers = URL(path, encoded=True), {"Authorization": f"Bearer {key}"}
+            async with served.client.request(method, url, json=body, headers=headers) as response:
+                assert response.status == expected, await response.text()
+        mine = {"Authorization": "Bearer tenant"}
+        assert (await served.post("/abort_request", {"rid": "mine"}, headers=mine))[0] == 200
 
 
 def test_keys_from_a_file(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -14,6 +14,7 @@ from aiohttp import ClientWebSocketResponse, WSMsgType
 from baton.actors import tokens
 from baton.api.generation.outputs import MERGE_ABOVE
 from baton.api.responses.websocket import OPEN_SOCKETS
+from tests.api.connections.test_connections import until
 from tests.api.fake_ring import Served, serving
 from tests.api.through_router import not_through_router
 
@@ -156,6 +157,33 @@ async def test_a_cancellation_right_after_the_creation() -> None:
         assert (await until_end(socket))[-1]["response"]["status"] == "completed"
         await socket.send_str('{"type": "response.cancel"}')
         assert (await until_end(socket))[-1]["error"]["code"] == "response_not_found"
+
+
+@not_through_router
+async def test_responses_that_are_not_stored_count_while_their_stream_may_continue_them() -> None:
+    """The stream forgets its last response if there is no room in --response-memory."""
+    async with serving(response_memory=50_000, max_model_len=100_000) as served:
+        store = served.responses
+        async with served.client.ws_connect(PATH) as socket:
+
+            async def respond(text: str, previous: str | None = None) -> Any:
+                await create(socket, input=text, store=False, previous_response_id=previous)
+                return (await until_end(socket))[-1]
+
+            first = await respond("a" * 20_000)
+            await until(lambda: store.bytes > 20_000)
+            second = await respond("a" * 10_000, first["response"]["id"])
+            await until(lambda: store.bytes > 30_000)
+            other = await respond("b")
+            await until(lambda: store.bytes < 10_000)
+            assert (await respond("c", second["response"]["id"]))["error"]["code"] == "previous_response_not_found"
+            assert (await respond("c" * 20_000, other["response"]["id"]))["type"] == "response.completed"
+            large = await respond("d" * 30_000)
+            larger = await respond("e" * 30_000, large["response"]["id"])
+            assert (await respond("f", larger["response"]["id"]))["error"]["code"] == "previous_response_not_found"
+            await respond("g" * 20_000)
+            await until(lambda: store.bytes > 20_000)
+        await until(lambda: store.bytes == 0)
 
 
 async def test_lanes() -> None:
