@@ -252,6 +252,7 @@ class OpenTurn:
             b""  # the prompt of the turn's request: the part of the history that it keeps, then the turn's input
         )
         self.messages: tuple[dict[str, Any], ...] | None = None  # the new messages of a chat turn
+        self.replaces = False  # the turns that continue `base` are forgotten when this one is in the session
         self.replaced = False  # another turn has taken its place, so it must not be submitted
         self.prefill_only = False  # the model only reads the input; the one token that is drawn is dropped
         self.parse: Callable[[str], ParsedAnswer] | None = None  # parses the text of the answer in a chat turn
@@ -332,6 +333,8 @@ class OpenTurn:
         self.session.used = self.session.clock()
         if self._generation is not None and not refused(self._generation):
             [member] = self._generation.members
+            if self.replaces:
+                self.session.forget_after(self.base)
             self._append(member, status_of(member, self._generation.error))
         self.done.set()
 

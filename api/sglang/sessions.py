@@ -116,6 +116,7 @@ async def generate_turn(request: web.Request, body: plain.GenerateRequest, param
         raise errors.bad_request(f"rid: the session has a request {id!r} already", "rid", "duplicate_request_id")
     async with session.begin(id) as turn:
         turn.go_on_from(base)
+        turn.replaces = bool(params.replace)
         salt = salt_of(request, plain.salt_in(body))
         items = await read_items(model, body, params, turn, salt)
         if session.closed:
@@ -126,8 +127,6 @@ async def generate_turn(request: web.Request, body: plain.GenerateRequest, param
         own = replace(turn.bind(items[0].request), id=ring_id(request, id))
         with submit(request, [own]) as generation:
             turn.attach(generation, model.text.decode)
-            if params.replace:
-                session.forget_after(base)
             writer = plain.GenerateWriter(model.text, body, items, generation)
             if body.stream:
                 encoder = plain.GenerateEncoder(writer, alone=True)

@@ -1,12 +1,14 @@
 """SGLang's sessions, as its clients use them."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from baton.actors import tokens
-from tests.api.fake_ring import EOS, Served, payloads, read_events, serving
+from baton.api.generation.offload import THREAD_ABOVE
+from tests.api.fake_ring import EOS, FakeText, Served, payloads, read_events, serving
 
 pytestmark = pytest.mark.anyio
 REPLY_IDS = [*"Hello, wörld.".encode(), EOS]
@@ -115,6 +117,43 @@ async def test_replacing_a_request_that_runs() -> None:
             events = payloads(await read_events_after_first(response))
         assert events[-1]["meta_info"]["finish_reason"]["type"] == "abort"
         assert sent == [1, 2, *events[-1]["output_ids"], 3]
+
+
+async def test_replacing_a_request_whose_prompt_is_still_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not submitted, and the turn that replaces it does not wait for its answer."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def encode(self: FakeText, text: str, add_special_tokens: bool = True) -> list[int]:
+        begun.set()
+        assert go_on.wait(10)
+        return [9]
+
+    monkeypatch.setattr(FakeText, "encode", encode)
+    async with serving(max_model_len=THREAD_ABOVE + 100) as served:
+        id = await open_session(served)
+        slow = body_of(id, [], 100) | {"rid": "first", "text": "a" * (THREAD_ABOVE + 1)}
+        first = asyncio.ensure_future(served.error("/generate", {k: v for k, v in slow.items() if k != "input_ids"}))
+        assert await asyncio.to_thread(begun.wait, 10)
+        second = asyncio.ensure_future(turn(served, id, [3], 1, None, replace=True))
+        await asyncio.sleep(0.05)
+        go_on.set()
+        status, error = await first
+        assert (status, error["code"]) == (503, "aborted")
+        assert (await second)[0] == [3] and len(served.ring.submitted()) == 1
+
+
+async def test_a_replacement_that_is_refused_replaces_nothing() -> None:
+    async with serving() as served:
+        id = await open_session(served)
+        _, root = await turn(served, id, [1, 2], 1)
+        _, child = await turn(served, id, [3], 1, root)
+        served.ring.refusal = "queue_full"
+        status, _ = await served.error("/generate", body_of(id, [4], 1, root, replace=True))
+        served.ring.refusal = None
+        assert status == 429
+        assert (await turn(served, id, [5], 1, child))[0][-1] == 5
+        await turn(served, id, [6], 1, root, replace=True)
+        assert "no request" in await refusal(served, id, [7], 1, child)
 
 
 async def read_events_after_first(response: Any) -> list[bytes]:
