@@ -181,15 +181,6 @@ inline constexpr Numbers CENTRED{BITS, false};
 template <int BITS>
 inline constexpr Numbers POSITIVE{BITS, true};
 
-// Return words whose 16-bit halves have a field of 4 bits in their lowest bits. Zen 4 shifts in the units that look
-// numbers up, and multiplies in others: two of three shifts are products of which the upper half is kept.
-__attribute__((always_inline)) inline words field_of(words both, int field) {
-#if !defined(__AMX_BF16__)
-    if (field > 1) return (words)_mm512_mulhi_epu16((__m512i)both, _mm512_set1_epi16(1 << (16 - 4 * field)));
-#endif
-    return both >> 4 * field;
-}
-
 template <int BITS>
 __attribute__((always_inline)) inline void Codes<BITS>::unpack(int unit, bfloat16 *to) const {
     const uint8_t *const codes = lower + unit * LINE;
@@ -202,8 +193,7 @@ __attribute__((always_inline)) inline void Codes<BITS>::unpack(int unit, bfloat1
         _mm512_storeu_si512(to + OUT, (__m512i)_mm512_cvtne2ps_pbh(numbers(3 * LANES), numbers(2 * LANES)));
     } else {
         const uint16_t *const numbers = zero ? CENTRED<BITS>.bits : POSITIVE<BITS>.bits;
-        words both = (words)_mm512_loadu_si512(codes);
-        if constexpr (UPPER == 0) asm("" : "+v"(both));  // GCC 12 would load them again for each field.
+        const words both = (words)_mm512_loadu_si512(codes);
         words upper_bits = {};
         // Rotated so that the first field begins at bit 4 of both 16-bit halves; what else stands there is not used.
         if constexpr (UPPER > 0)
@@ -211,7 +201,7 @@ __attribute__((always_inline)) inline void Codes<BITS>::unpack(int unit, bfloat1
                                                         _mm512_set1_epi32((place(unit) + 28) % 32));
 #pragma GCC unroll 4
         for (int field = 0; field < 4; field++) {
-            words index = UPPER == 0 ? field_of(both, field) : both >> 4 * field;
+            words index = both >> 4 * field;
             if constexpr (UPPER > 0) index = (index & 0x000f000f) | (upper_bits & 0xfff0fff0);
             const __m512i first = _mm512_load_si512(numbers);
             __m512i found;
