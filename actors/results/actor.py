@@ -298,12 +298,13 @@ class ResultProcessor:
         """Send the next masks of rows with a grammar, and finish the rows for which there is none."""
         masks, finished = [], []
         for grant, record in self._unmasked.items():
-            # A row that has finished meanwhile is neither masked nor reported again.
-            words = self._words(record) if record.finish is None else b""
-            if words:
-                masks.append(self._with_ahead(record, RowMask(grant, len(record.history), words)))
-            elif words is None:
+            if record.finish is not None:  # It has finished meanwhile, and that was reported.
+                continue
+            words = self._words(record)
+            if words is None:
                 finished.append(grant)
+            else:
+                masks.append(self._with_ahead(record, RowMask(grant, len(record.history), words)))
         self._unmasked.clear()
         if masks or finished:
             self.send("scheduler", Masked(masks, finished))

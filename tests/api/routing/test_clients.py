@@ -14,6 +14,7 @@ SHORT = (
     "responses/test_responses.py", "responses/test_websocket.py", "responses/test_conversations.py",
     "sessions/test_sessions.py",
 )  # fmt: skip
+PATIENCE_S = 1800  # A test that hangs would keep all others waiting.
 ALL = ("openai", "anthropic", "sglang", "responses", "sessions", "generation")
 
 
@@ -31,5 +32,6 @@ def run_tests(paths: Sequence[str], roles: str) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout[-6000:]
