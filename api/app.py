@@ -100,6 +100,7 @@ def open_sessions(server: Server) -> SessionStore:
         SessionFiles(Path(config.session_dir)) if config.session_dir is not None else None,
         config.log_disk,
         config.session_log,
+        config.session_memory,
     )
     server.gateway.sessions = sessions
     return sessions

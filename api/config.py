@@ -201,6 +201,9 @@ class Config(Struct, frozen=True, kw_only=True):
     session_log: Annotated[
         AtLeastOne, SESSIONS, SIZE, Meta(description="maximum bytes of a session's log; a full one takes no more turns")
     ] = 2**24
+    session_memory: Annotated[
+        int, SESSIONS, SIZE, Meta(ge=2**20, description="maximum bytes of all sessions' logs, without --session-dir")
+    ] = 2**30
     response_retention: Annotated[
         float, SESSIONS, Meta(ge=0, le=1e9, description="seconds that a response stays stored; 0 stores none")
     ] = 86400.0
@@ -404,8 +407,7 @@ def load(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ
         if options.get(name) is not None:
             values[name], source[name] = options[name], flag(name) if name != "model" else "MODEL"
         elif (text := environment.get(variable(name))) or (text is not None and name == "api_key"):
-            # An empty variable counts as unset. `check` refuses an empty BATON_API_KEY, so that a server that is meant
-            # to require keys does not start without keys.
+            # An empty variable is unset. `check` refuses an empty BATON_API_KEY: the server is meant to require keys.
             values[name], source[name] = text, variable(name)
         else:
             continue
@@ -431,9 +433,7 @@ def check(config: Config, source: Mapping[str, str]) -> None:
         raise ConfigError(f"{source.get('device')}: expected auto, cpu or cuda, not {config.device!r}")
     for origin in config.cors:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
-            raise ConfigError(
-                f"{source.get('cors')}: expected an origin such as https://example.org, or *, not {origin!r}"
-            )
+            raise ConfigError(f"{source.get('cors')}: expected an origin like https://example.org or *, not {origin!r}")
     if (config.tls_cert is None) != (config.tls_key is None):
         raise ConfigError("--tls-cert and --tls-key belong together")
     if any(not key.strip() for key in config.api_key):

@@ -61,6 +61,7 @@ class Session:
     highest_number: int = 0  # highest number of its turns, including deleted turns
     turns_by_request: dict[str, Turn] = field(default_factory=dict)  # turns of a branching session, by request id
     log_cap: int | None = None  # bytes; a session with a longer log accepts no turn
+    make_room: Callable[["Session"], None] = lambda session: None  # called before a turn; may raise ApiError
     metadata: dict[str, str] = field(default_factory=dict)  # the client's metadata of a conversation
     running: "OpenTurn | None" = None
 
@@ -209,12 +210,13 @@ class Session:
         return [self._header(), *turns, *rewinds]
 
     def _check_room(self) -> None:
-        """Raise ApiError 400 if the log is full."""
+        """Raise ApiError 400 if the log is full, and 507 if there is no memory for a turn."""
         if self.log_cap is not None and self.log_bytes >= self.log_cap:
             message = (
                 f"session {self.id!r} is full (--session-log): rewind it, fork it at an earlier turn, or begin another"
             )
             raise errors.bad_request(message, "session", "session_full")
+        self.make_room(self)
 
     def _header(self) -> SessionHeader:
         return SessionHeader(

@@ -7,8 +7,9 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import takewhile
 from typing import Protocol
 
 import structlog
@@ -21,7 +22,7 @@ from baton.api import errors
 from baton.api.errors import ApiError
 from baton.api.sessions.by_owner import ByOwner, Changes, Key
 from baton.api.sessions.files import SessionFiles
-from baton.api.sessions.log import Turn, history
+from baton.api.sessions.log import Turn, backwards, history
 from baton.api.sessions.restore import read_sessions
 from baton.api.sessions.saver import Saver, SessionDisk, not_created
 from baton.api.sessions.session import Session
@@ -61,6 +62,7 @@ class SessionStore:
         files: SessionFiles | None = None,
         disk_cap: int = 0,
         log_cap: int | None = None,
+        memory_cap: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the store, without restoring sessions.
@@ -70,6 +72,7 @@ class SessionStore:
         files: the files of the logs; None if sessions are only in memory.
         disk_cap: maximum bytes of all logs on disk; above it sessions are closed.
         log_cap: bytes; a session with a longer log accepts no turn.
+        memory_cap: maximum bytes of all logs without files; above it sessions are closed.
         """
         self.mover: SessionMover | None = None  # None without peers
         self._cap = cap
@@ -77,6 +80,7 @@ class SessionStore:
         self._gateway = gateway
         self._disk = SessionDisk(files, disk_cap, self._close_for_disk) if files is not None else None
         self._log_cap = log_cap
+        self._memory_cap = memory_cap
         self._clock = clock
         self._sessions: ByOwner[Session] = ByOwner()
         self._by_key: dict[str, Session] = {}  # sessions by their names in the ring
@@ -283,6 +287,14 @@ class SessionStore:
         """The bytes of all logs in memory. A turn that forks share is counted once per fork."""
         return sum(session.log_bytes for session in self._sessions)
 
+    def turn_bytes(self) -> int:
+        """Return the bytes of all turns in memory. A turn that forks share is counted once."""
+        seen = set[Turn]()
+        for session in self._sessions:
+            for head in (session.head, *session.turns_by_request.values()):
+                seen.update(takewhile(lambda turn: turn not in seen, backwards(head)))
+        return sum(turn.own_bytes for turn in seen)
+
     @property
     def log_bytes(self) -> int:
         """The bytes of all logs on disk."""
@@ -296,7 +308,7 @@ class SessionStore:
             session.saver = Saver(self._disk, session.key, session.records, size, session.owner)
         self._sessions.put((session.owner, session.id), session)
         self._by_key[session.key] = session
-        session.log_cap = self._log_cap
+        session.log_cap, session.make_room = self._log_cap, self._make_memory_free
 
     async def _write_again(self, disk: SessionDisk) -> None:
         """Start to write the logs that could not be written, and those whose files were changed or deleted."""
@@ -339,22 +351,38 @@ class SessionStore:
                 raise ApiError(429, message, "rate_limit_error", code="too_many_sessions", headers=headers)
             self.close(session)
 
+    def _make_memory_free(self, session: Session) -> None:
+        """Close sessions until the logs fit into `memory_cap`, before a turn of `session`, which stays.
+
+        Sessions of the owner with most bytes are closed first. Raises ApiError 507 if no more can be closed.
+        """
+        cap = self._memory_cap
+        if cap is None or self._disk is not None:
+            return
+        while self.memory_bytes > cap and self.turn_bytes() > cap:
+            used = {owner: sum(each.log_bytes for each in self._sessions.of(owner)) for owner in self._sessions.owners}
+            closed = self._next_to_close(used, session)
+            if closed is None:
+                message = f"all sessions that could be closed are in turns, and {cap} bytes are full (--session-memory)"
+                raise ApiError(507, message, "server_error", code="sessions_full")
+            structlog.get_logger().warning("a session is closed for memory (--session-memory)", session=closed.id)
+            self.close(closed)
+
     def _close_for_disk(self) -> None:
         """Close sessions until the logs fit into `disk_cap`, first sessions of the owner with most bytes.
 
         The most recently used session is never closed, however long its log is.
         """
-        assert self._disk is not None
-        while self._disk.used > self._disk.cap and (session := self._next_to_close()) is not None:
+        disk, latest = self._disk, next(reversed(self._sessions), None)
+        assert disk is not None
+        while disk.used > disk.cap and (session := self._next_to_close(disk.used_by, latest)) is not None:
             structlog.get_logger().warning("a session is closed for disk space (--session-disk)", session=session.id)
             self.close(session)
 
-    def _next_to_close(self) -> Session | None:
-        """Return the least recently used session, without a running turn, of the owner with most bytes on disk."""
-        assert self._disk is not None
-        latest = next(reversed(self._sessions), None)
-        for owner in sorted(self._sessions.owners, key=self._disk.used_by.__getitem__, reverse=True):
-            session = first_idle(session for session in self._sessions.of(owner) if session is not latest)
+    def _next_to_close(self, used: Mapping[bytes, int], spared: Session | None) -> Session | None:
+        """Return the least recently used session, without a running turn, of the owner that uses most bytes."""
+        for owner in sorted(self._sessions.owners, key=used.__getitem__, reverse=True):
+            session = first_idle(session for session in self._sessions.of(owner) if session is not spared)
             if session is not None:
                 return session
         return None

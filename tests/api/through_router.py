@@ -22,7 +22,7 @@ from baton.api.routing.router import ROUTER
 ROLES = tuple(os.environ.get("BATON_TESTS_THROUGH_ROUTER", "").split(","))
 THROUGH_ROUTER = ROLES != ("",)
 # The tests that set these options look at the files, or at the limits, of one engine.
-OF_ONE_ENGINE = frozenset({"session_dir", "session_cap", "session_log", "response_memory"})
+OF_ONE_ENGINE = frozenset({"session_dir", "session_cap", "session_log", "session_memory", "response_memory"})
 VALUES = (str, bytes, bool, float, Mapping, type(None))
 T = TypeVar("T")
 not_through_router = pytest.mark.skipif(THROUGH_ROUTER, reason="looks into the process, which is the router's then")

@@ -49,8 +49,10 @@ def test_the_next_session_to_be_closed_on_a_full_disk(tmp_path: Path) -> None:
             store = full_store(sessions, SessionFiles(tmp_path / str(sessions)))
             all_of_them = [*store.list(b"own"), *store.list(b"other")]
             await asyncio.gather(*(store.wait_created(session) for session in all_of_them))
-            costs.append(calls_of(store._next_to_close, "api/sessions"))
-            assert store._next_to_close() is store.list(b"other")[-1]
+            assert store._disk is not None
+            next_to_close = partial(store._next_to_close, store._disk.used_by, next(reversed(store._sessions)))
+            costs.append(calls_of(next_to_close, "api/sessions"))
+            assert next_to_close() is store.list(b"other")[-1]
             await store.close_files()
         return costs
 

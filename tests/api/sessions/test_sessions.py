@@ -308,6 +308,44 @@ async def test_the_least_recently_used_session_makes_room() -> None:
         await create(served, id="d")
 
 
+async def test_logs_in_memory_have_a_limit() -> None:
+    """The least recently used sessions of the owner with most bytes are closed. Turns that forks share count once."""
+    keys = {name: {"Authorization": f"Bearer {name}"} for name in ("large", "small")}
+    async with serving(session_memory=2**20, api_key=tuple(keys), max_model_len=200_000) as served:
+
+        async def create_with_turn(key: str, id: str, size: int) -> int:
+            assert (await served.post(SESSIONS, {"id": id}, headers=keys[key]))[0] == 200
+            body = {"input_ids": [1] * size, "max_tokens": 1}
+            status, answer = await served.post(f"{SESSIONS}/{id}/turns", body, headers=keys[key])
+            return status if status == 200 else answer["error"]["code"]
+
+        async def left(key: str) -> set[str]:
+            return {each["id"] for each in (await get(served, SESSIONS, headers=keys[key]))["data"]}
+
+        assert await create_with_turn("small", "mine", 10_000) == 200
+        for id in "ab":
+            assert await create_with_turn("large", id, 100_000) == 200
+        for number in range(8):
+            fork = {"id": f"fork-{number}", "turn": 1}
+            assert (await served.post(f"{SESSIONS}/b/fork", fork, headers=keys["large"]))[0] == 200
+        assert await create_with_turn("large", "c", 100_000) == 200
+        assert await left("large") == {"a", "b", "c", *(f"fork-{number}" for number in range(8))}
+        assert await create_with_turn("large", "d", 10) == 200
+        assert await left("large") == {"b", "c", "d", *(f"fork-{number}" for number in range(8))}
+        served.ring.held = True
+        body = {"input_ids": [1], "max_tokens": 1}
+        busy = [
+            asyncio.ensure_future(served.post(f"{SESSIONS}/{id}/turns", body, headers=keys[key]))
+            for key in keys
+            for id in sorted(await left(key))
+        ]
+        await served.ring.until(lambda: len(served.ring.open) == len(busy))
+        served.sessions._memory_cap = 2**17
+        assert await create_with_turn("small", "more", 10) == "sessions_full"
+        served.ring.release()
+        assert [status for status, _ in await asyncio.gather(*busy)] == [200] * len(busy)
+
+
 async def test_an_idle_session_is_forgotten_but_never_during_a_turn() -> None:
     async with serving(session_idle_timeout=0.2) as served:
         idle, busy = await create(served, id="idle"), await create(served, id="busy")
