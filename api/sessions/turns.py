@@ -93,7 +93,7 @@ class TurnEnded(Struct, tag_field="type", tag="turn.ended"):
 async def create_turn(request: web.Request) -> web.StreamResponse:
     """Run one turn, streamed or not, and answer when it is on the disk."""
     server = request.app[SERVER]
-    body = convert(await read_object(request), TurnRequest, IGNORED_IN_CHAT)
+    body = convert(await read_object(request), TurnRequest, IGNORED_IN_CHAT | {"prediction"})
     model = server.ready(body.model)
     session = request.app[SESSIONS].get(owner_of(request), request.match_info["session"])
     session.check_idle()

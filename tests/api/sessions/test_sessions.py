@@ -229,6 +229,15 @@ async def test_a_turn_needs_something_to_feed(body: dict[str, Any]) -> None:
         assert (await turn(served, session, text="b"))["turn"] == 2
 
 
+async def test_fields_of_openais_clients_that_turns_ignore() -> None:
+    fields = ("user", "service_tier", "safety_identifier", "prompt_cache_retention", "verbosity", "metadata")
+    prediction = {"type": "content", "content": "a"}
+    async with serving() as served:
+        session = await create(served)
+        answer = await turn(served, session, text="a", prediction=prediction, **dict.fromkeys(fields, "x"))
+        assert answer["status"] == "completed"
+
+
 async def test_fork_and_rewind() -> None:
     async with serving() as served:
         session = await create(served)
