@@ -202,7 +202,7 @@ class Config(Struct, frozen=True, kw_only=True):
         AtLeastOne, SESSIONS, SIZE, Meta(description="maximum bytes of a session's log; a full one takes no more turns")
     ] = 2**24
     session_memory: Annotated[
-        int, SESSIONS, SIZE, Meta(ge=2**20, description="maximum bytes of all sessions' logs, without --session-dir")
+        int, SESSIONS, SIZE, Meta(ge=2**20, description="maximum bytes of all sessions, without --session-dir")
     ] = 2**30
     response_retention: Annotated[
         float, SESSIONS, Meta(ge=0, le=1e9, description="seconds that a response stays stored; 0 stores none")

@@ -105,6 +105,11 @@ def session_moved(id: str, engine: str, param: str) -> ApiError:
     return ApiError(404, f"session {id!r} has moved to engine {engine!r}", "not_found_error", param, "session_moved")
 
 
+def upgrade_required() -> ApiError:
+    message = "GET here opens a websocket: use POST to create a response over HTTP"
+    return ApiError(426, message, "invalid_request_error", code="upgrade_required", headers={"Upgrade": "websocket"})
+
+
 def queue_full(message: str) -> ApiError:
     headers = {"Retry-After": str(RETRY_QUEUE_S)}
     return ApiError(429, message, "rate_limit_error", code="queue_full", headers=headers)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeAlias, TypeGuard, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -22,9 +22,24 @@ RESUME = "baton_resume"
 RESUMPTION: web.RequestKey[object] = web.RequestKey("resumption", object)
 
 
-def is_stream_id(value: object) -> TypeGuard[str | None]:
-    """Return whether a value names a stream of a websocket, or is None, as in messages without a name."""
-    return value is None or (isinstance(value, str) and 0 < len(value) <= MAX_STREAM_ID)
+def read_event(data: str | bytes) -> dict[str, Any]:
+    """Decode an event from a websocket's client. Raises ApiError 400."""
+    try:
+        event = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise errors.bad_request(f"the event is not valid JSON: {error}") from None
+    if not isinstance(event, dict):
+        raise errors.bad_request("an event must be a JSON object")
+    return event
+
+
+def read_stream_id(event: dict[str, Any]) -> str | None:
+    """Remove the name of an event's stream from the event, and return it; None without a name. Raises ApiError 400."""
+    stream_id = event.pop("stream_id", None)
+    if stream_id is not None and not (isinstance(stream_id, str) and 0 < len(stream_id) <= MAX_STREAM_ID):
+        message = f"stream_id must be a string of 1 to {MAX_STREAM_ID} characters"
+        raise errors.bad_request(message, "stream_id", "invalid_value")
+    return stream_id
 
 
 async def read_object(request: web.Request) -> dict[str, Any]:

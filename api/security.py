@@ -54,6 +54,10 @@ class Guard:
         self._origins = frozenset(origin.rstrip("/").lower() for origin in config.cors)
         self._hosts = frozenset(host.lower() for host in (*config.allowed_host, config.host))
 
+    @property
+    def has_keys(self) -> bool:
+        return bool(self._keys)
+
     def admit(self, request: web.Request) -> None:
         """Raise ApiError 403 for a foreign Host or Origin, 401 without a valid API key, and 403 for the wrong one.
 
@@ -68,9 +72,9 @@ class Guard:
             self.check_operator(request)
 
     def check_operator(self, request: web.Request) -> None:
-        """Raise ApiError 403 if the server has several API keys and the request does not have the first one."""
+        """Raise ApiError 403 if the server has API keys and the request does not have the first one, the operator's."""
         if self._keys and owner_of(request) != self._keys[0]:
-            raise errors.forbidden("only the first API key may see or change the requests of all keys")
+            raise errors.forbidden("only the first API key may see or change what concerns all keys")
 
     def _check_host(self, request: web.Request) -> None:
         """Raise ApiError 403 for an unknown host name, against DNS rebinding.

@@ -112,6 +112,7 @@ async def delete_conversation_item(request: web.Request) -> web.Response:
     """Delete one item. Later items stay, but the next turn must compute all items after the deleted one again."""
     session = find(request)
     session.check_idle()
+    session.check_room()
     turn, messages = turns_without(session, request.match_info["item"])
     request.app[SESSIONS].rewind(session, turn.previous.number if turn.previous is not None else 0)
     if messages:

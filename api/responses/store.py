@@ -72,7 +72,7 @@ class ResponseStore:
     """Stored responses by owner and id. Running responses are never dropped.
 
     An ended response is dropped after the retention time. While there are too many responses, or too many bytes, the
-    owner with the most bytes loses its oldest response.
+    owner with the most bytes loses its oldest response, one that is only remembered before one that is stored.
     """
 
     def __init__(self, retention: float, cap: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -89,6 +89,7 @@ class ResponseStore:
         self._clock = clock
         self._running: dict[Key, StoredResponse] = {}
         self._ended: ByOwner[StoredResponse] = ByOwner()
+        self._remembered: ByOwner[tuple[StoredResponse, Callable[[], None]]] = ByOwner()
         self._turns: Counter[Turn] = Counter()  # number of references to each turn
         self._bytes_of: Counter[bytes] = Counter()
 
@@ -128,21 +129,20 @@ class ResponseStore:
         self._hold(owner, response)
         self._drop()
 
-    def remember(self, owner: bytes, response: StoredResponse) -> bool:
-        """Count an ended response, with those that it continues, until `forget`, although it may not be stored.
+    def remember(self, owner: bytes, lane: str, response: StoredResponse, drop: Callable[[], None]) -> None:
+        """Count a lane's last response, with those that it continues, until `forget`, although it may not be stored.
 
-        Return False if there is no room for it; then it is not counted, and must not be kept.
+        lane: a name that no other lane has. drop: makes the lane call `forget`, because a limit is exceeded. It may
+        be called at once.
         """
+        self._remembered.put((owner, lane), (response, drop))
         self._hold(owner, response)
         self._drop()
-        if self.bytes > self._cap:
-            self._release(owner, response)
-            return False
-        return True
 
-    def forget(self, owner: bytes, response: StoredResponse) -> None:
-        """Count a remembered response no longer."""
-        self._release(owner, response)
+    def forget(self, owner: bytes, lane: str) -> None:
+        """Count a lane's last response no longer, if it counts."""
+        if (remembered := self._remembered.pop((owner, lane))) is not None:
+            self._release(owner, remembered[0])
 
     def find(self, owner: bytes, id: str) -> StoredResponse | None:
         self._drop()
@@ -176,14 +176,17 @@ class ResponseStore:
     def _drop(self) -> None:
         """Drop expired responses, and further responses while a limit is exceeded."""
         expired = self._clock() - self._retention
-        while self._ended:
-            owner, oldest = next(self._ended.items())
-            if oldest.stored > expired:
-                if len(self._ended) <= MAX_RESPONSES and self.bytes <= self._cap:
-                    return
-                owner = max(self._ended.owners, key=self._bytes_of.__getitem__)
-                oldest = next(iter(self._ended.of(owner)))
-            self.delete(owner, oldest.id)
+        while self._ended and (oldest := next(self._ended.items()))[1].stored <= expired:
+            self.delete(oldest[0], oldest[1].id)
+        while len(self._ended) > MAX_RESPONSES:
+            owner = max(self._ended.owners, key=self._bytes_of.__getitem__)
+            self.delete(owner, next(iter(self._ended.of(owner))).id)
+        while self.bytes > self._cap and (owners := {*self._ended.owners, *self._remembered.owners}):
+            owner = max(owners, key=self._bytes_of.__getitem__)
+            if (first := next(iter(self._remembered.of(owner)), None)) is not None:
+                first[1]()
+            else:
+                self.delete(owner, next(iter(self._ended.of(owner))).id)
 
     def _hold(self, owner: bytes, response: StoredResponse | None) -> None:
         """Add a reference to a response. The first reference counts the response's size, and refers to `previous`."""

@@ -5,8 +5,10 @@ stream_id are a *lane*. The responses of a lane run one after another, and lanes
 """
 
 import asyncio
+import uuid
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +22,7 @@ from baton.api.connections.sockets import RECEIVED, Socket
 from baton.api.errors import ApiError
 from baton.api.exchange import REQUEST_ID
 from baton.api.generation.fields import Count
-from baton.api.parsing import convert, is_stream_id
+from baton.api.parsing import convert, read_event, read_stream_id
 from baton.api.responses.events import EventCursor
 from baton.api.responses.items import Event
 from baton.api.responses.request import read_request
@@ -45,8 +47,7 @@ async def connect(request: web.Request) -> web.StreamResponse:
     check_subprotocol(request)
     socket = Socket(SUBPROTOCOL, server.config.body_limit)
     if not socket.can_prepare(request).ok:
-        message = "GET here opens a websocket: use POST to create a response over HTTP"
-        raise ApiError(426, message, "invalid_request_error", code="upgrade_required", headers={"Upgrade": "websocket"})
+        raise errors.upgrade_required()
     connection = Connection(request, server, socket)
     await socket.prepare(request)
     request.app[OPEN_SOCKETS].add(socket)
@@ -99,7 +100,7 @@ class Lane:
         self.running: str | None = None  # id of the running response
         self.cancelled = False  # the response that begins next is aborted as soon as it runs
         self.latest: StoredResponse | None = None  # last response; the next may continue it, stored or not
-        self.remembered: StoredResponse | None = None  # the last response that has ended, which counts in the store
+        self.name = uuid.uuid4().hex  # under which `latest` counts in the store
 
 
 class Connection:
@@ -144,8 +145,8 @@ class Connection:
                 self._connection.end_message(lane.waiting.popleft().size)
             if lane.task is not None:
                 lane.task.cancel()
+            self._forget_last(lane)
             lane.latest = None
-            self._remember(lane, None)
 
     async def _ping(self, interval: float) -> None:
         """Ping the client at intervals. Disconnect a client that waits for a response but neither answers nor reads."""
@@ -196,12 +197,13 @@ class Connection:
             raise errors.queue_full(f"this stream has {MAX_WAITING} waiting responses already")
         lane.waiting.append(event)
         if lane.task is None or lane.task.done():
+            lane.cancelled = False
             lane.task = asyncio.ensure_future(self._run(stream_id, lane))
 
     def _drop_idle_lanes(self) -> None:
         for id, lane in list(self._lanes.items()):
             if lane.task is None or lane.task.done():
-                self._remember(lane, None)
+                self._forget_last(lane)
                 del self._lanes[id]
         if len(self._lanes) >= MAX_LANES:
             raise errors.queue_full(f"this connection has {MAX_LANES} busy streams already")
@@ -255,13 +257,16 @@ class Connection:
             if lane.latest is not None and lane.latest.finished.is_set():
                 self._remember(lane, lane.latest)
 
-    def _remember(self, lane: Lane, response: StoredResponse | None) -> None:
-        """Count a response that the lane's next one may continue, in place of the one before; None: forget that."""
-        if lane.remembered is not None:
-            self._responses.forget(self._owner, lane.remembered)
-        if response is not None and not self._responses.remember(self._owner, response):
-            response = lane.latest = None
-        lane.remembered = response
+    def _remember(self, lane: Lane, response: StoredResponse) -> None:
+        """Count the last response of a lane, in place of the one before."""
+        self._responses.forget(self._owner, lane.name)
+        self._responses.remember(self._owner, lane.name, response, partial(self._forget_last, lane))
+
+    def _forget_last(self, lane: Lane) -> None:
+        """Forget the last response of a lane that has ended, which then can be continued only if it is stored."""
+        if lane.latest is not None and not lane.latest.running:
+            lane.latest = None
+        self._responses.forget(self._owner, lane.name)
 
     async def _create(self, stream_id: str | None, lane: Lane, fields: dict[str, Any]) -> None:
         body = read_request(fields)
@@ -298,21 +303,3 @@ class Connection:
             event["stream_id"] = stream_id
         await self._socket.send_str(msgspec.json.encode(event).decode())
         self._unanswered = 0
-
-
-def read_event(data: str | bytes) -> dict[str, Any]:
-    """Decode an event from the client. Raises ApiError 400."""
-    try:
-        event = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise errors.bad_request(f"the event is not valid JSON: {error}") from None
-    if not isinstance(event, dict):
-        raise errors.bad_request("an event must be a JSON object")
-    return event
-
-
-def read_stream_id(event: dict[str, Any]) -> str | None:
-    stream_id = event.pop("stream_id", None)
-    if not is_stream_id(stream_id):
-        raise errors.bad_request("stream_id must be a string of 1 to 256 characters", "stream_id", "invalid_value")
-    return stream_id

@@ -22,7 +22,7 @@ from baton.api.generation.answers import milliseconds
 from baton.api.parsing import convert, read_object
 from baton.api.routing.engines import EngineView, Fleet
 from baton.api.routing.router import ROUTER, Router
-from baton.api.security import GUARD, Guard, cors_headers, owner_of
+from baton.api.security import GUARD, Guard, cors_headers
 from baton.api.version import VERSION
 
 QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/engines", "/debug/peers", "/debug/slots"})
@@ -109,11 +109,12 @@ async def remove_engine(request: web.Request) -> web.Response:
 
 def check_operator(request: web.Request) -> None:
     """Raise ApiError 403 unless the request has the first API key or, without keys, comes from this machine."""
-    owner, operator = owner_of(request), request.app[ROUTER].operator
+    guard = request.app[GUARD]
+    guard.check_operator(request)
     # A Unix socket has no remote address.
     is_local = not request.remote or ipaddress.ip_address(request.remote).is_loopback
-    if owner != operator or not (operator or is_local):
-        raise errors.forbidden("only the first API key, or without keys this machine, may change the engines")
+    if not (guard.has_keys or is_local):
+        raise errors.forbidden("without API keys only this machine may change the engines")
 
 
 def describe(fleet: Fleet, view: EngineView) -> dict[str, object]:

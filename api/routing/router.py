@@ -15,7 +15,7 @@ from baton.api.routing.delivery import Delivery
 from baton.api.routing.engines import Fleet
 from baton.api.routing.forwarding import Forwarder
 from baton.api.routing.sockets import Sockets
-from baton.api.security import accepted_keys, digest
+from baton.api.security import accepted_keys
 
 
 class Router:
@@ -24,7 +24,6 @@ class Router:
     def __init__(self, config: Config) -> None:
         keys = accepted_keys(config)
         own = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
-        self.operator = digest(keys[0]) if keys else b""  # the owner that may change the engines
         self.fleet = Fleet(own)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=config.header_timeout)
         self.http = aiohttp.ClientSession(

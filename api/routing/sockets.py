@@ -17,7 +17,7 @@ from baton.api.connections.registry import CONNECTIONS
 from baton.api.connections.sockets import RECEIVED, Socket
 from baton.api.errors import ApiError, websocket_event
 from baton.api.events.frames import name_of
-from baton.api.parsing import is_stream_id
+from baton.api.parsing import read_event, read_stream_id
 from baton.api.routing.asking import read_asking
 from baton.api.routing.engines import EngineView, Fleet
 from baton.api.routing.forwarding import HOP_BY_HOP, Forwarder, passed_on
@@ -76,6 +76,8 @@ class Sockets:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Serve a client's websocket until it is closed. An engine's refusal of the handshake is the answer to it."""
         client = Socket(SUBPROTOCOL, self._config.body_limit, heartbeat=self._config.ping_interval)
+        if not client.can_prepare(request).ok:
+            raise errors.upgrade_required()
         relay = ClientSocket(request, client, self._http)
         view = await self._engine(request, b"")
         try:
@@ -118,18 +120,19 @@ class Sockets:
     async def _pass_on(self, relay: "ClientSocket", request: web.Request, message: str | bytes) -> None:
         """Pass a message on, or answer it with an error."""
         data = message.encode() if isinstance(message, str) else message
+        stream_id = None
         try:
+            event = read_event(data)
+            stream_id = read_stream_id(event)
             asking = read_asking(request.path, data, owner_of(request))
-            view = relay.maker(asking.bound) if asking.bound else relay.next_for(event_of(data).stream_id)
+            view = relay.maker(asking.bound) if asking.bound else relay.next_for(stream_id)
             if view is None:
                 view = await self._engine(request, data)
-            await relay.send(view, data)
+            await relay.send(view, data, event.get("type"), stream_id)
         except ApiError as error:
-            await relay.fail(event_of(data).stream_id, error)
+            await relay.fail(stream_id, error)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            await relay.fail(event_of(data).stream_id, lost(error))
-        except UnicodeDecodeError as error:
-            await relay.fail(None, errors.bad_request(f"the event is not valid JSON: {error}"))
+            await relay.fail(stream_id, lost(error))
 
     async def _engine(self, request: web.Request, data: bytes) -> EngineView:
         """Return the engine for a message: the one that it is bound to, or else the best one."""
@@ -147,10 +150,10 @@ class EngineSocket:
     open: Counter[str | None] = field(default_factory=Counter)  # responses that have not ended, by stream_id
     made: dict[str | None, str] = field(default_factory=dict)  # the name of the latest response, by stream_id
 
-    def note_sent(self, event: SocketEvent) -> None:
-        """Note a client's message. The engine refuses a name that is not a stream's, without repeating it."""
-        if event.type in BEGINNINGS and is_stream_id(event.stream_id):
-            self.open[event.stream_id] += 1
+    def note_sent(self, type: object, stream_id: str | None) -> None:
+        """Note the type and the stream of a client's event."""
+        if type in BEGINNINGS:
+            self.open[stream_id] += 1
 
     def note_received(self, event: SocketEvent) -> None:
         """Note an event of the engine."""
@@ -201,14 +204,13 @@ class ClientSocket:
         engine = self._engines[view] = EngineSocket(socket)
         self._start(self._pump(view, engine))
 
-    async def send(self, view: EngineView, data: bytes) -> None:
-        """Send a client's message to an engine. Raises UnicodeDecodeError, and aiohttp.ClientError as `connect`."""
+    async def send(self, view: EngineView, data: bytes, type: object, stream_id: str | None) -> None:
+        """Send a client's event to an engine. Raises aiohttp.ClientError."""
         if view not in self._engines:
             await self.connect(view)
         engine = self._engines[view] = self._engines.pop(view)
-        text = data.decode()
-        engine.note_sent(event_of(data))
-        await engine.socket.send_str(text)
+        engine.note_sent(type, stream_id)
+        await engine.socket.send_str(data.decode())
 
     async def fail(self, stream_id: str | None, error: ApiError) -> None:
         """Send an error to the client."""
@@ -249,7 +251,7 @@ def lost(error: Exception) -> ApiError:
 
 
 def event_of(data: str | bytes) -> SocketEvent:
-    """Return what a router looks at in an event; nothing of one that cannot be read."""
+    """Return what a router looks at in an engine's event; nothing of one that cannot be read."""
     try:
         return EVENTS.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

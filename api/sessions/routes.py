@@ -146,8 +146,8 @@ async def move_session(request: web.Request) -> web.Response:
 def close(request: web.Request, session: Session) -> None:
     """Close a session. A running turn ends with finish_reason "abort"."""
     request.app[SESSIONS].close(session)
-    if session.is_busy() and session.running is not None:
-        request.app[SERVER].gateway.abort(session.running.ring_id)
+    if session.is_busy() and session.running is not None and (id := session.running.ring_id) is not None:
+        request.app[SERVER].gateway.abort(id)
 
 
 def find(request: web.Request) -> Session:

@@ -79,6 +79,11 @@ class Session:
         return count(self.tokens)
 
     @property
+    def memory_bytes(self) -> int:
+        """The size of the turns and of the history in bytes. A fork counts like any other session."""
+        return self.log_bytes + len(self.tokens)
+
+    @property
     def log_bytes(self) -> int:
         """The size of the session's turns in bytes, tokens and texts together."""
         if self.branching:
@@ -111,7 +116,7 @@ class Session:
     def begin(self, request: str) -> "OpenTurn":
         """Open a turn, which continues the last turn unless `go_on_from` is called. Raises ApiError: 400, 409."""
         self.check_idle()
-        self._check_room()
+        self.check_room()
         return self.occupy(request)
 
     def occupy(self, request: str) -> "OpenTurn":
@@ -129,7 +134,7 @@ class Session:
     def put(self, request: str, messages: Sequence[dict[str, Any]]) -> Turn:
         """Put messages into the session. The model reads the messages in the next turn. Raises ApiError: 400, 409."""
         self.check_idle()
-        self._check_room()
+        self.check_room()
         if self.head is not None and self.head.messages is None:
             raise errors.bad_request("the session's last turn was not a chat turn", "items", "not_a_chat")
         turn = Turn(
@@ -209,7 +214,7 @@ class Session:
         rewinds = [RewindRecord(self.head_number)] if self.head_number != max(found, default=0) else []
         return [self._header(), *turns, *rewinds]
 
-    def _check_room(self) -> None:
+    def check_room(self) -> None:
         """Raise ApiError 400 if the log is full, and 507 if there is no memory for a turn."""
         if self.log_cap is not None and self.log_bytes >= self.log_cap:
             message = (
@@ -255,6 +260,7 @@ class OpenTurn:
         )
         self.messages: tuple[dict[str, Any], ...] | None = None  # the new messages of a chat turn
         self.replaces = False  # the turns that continue `base` are forgotten when this one is in the session
+        self.cut_short = False  # another turn continues it, so it is aborted as soon as it is submitted
         self.replaced = False  # another turn has taken its place, so it must not be submitted
         self.prefill_only = False  # the model only reads the input; the one token that is drawn is dropped
         self.parse: Callable[[str], ParsedAnswer] | None = None  # parses the text of the answer in a chat turn
@@ -299,9 +305,12 @@ class OpenTurn:
         self.base, self.base_tokens = base, history(base)
 
     @property
-    def ring_id(self) -> str:
-        """The id of the turn's request in the ring. It differs from the client's id if the server has API keys."""
-        return self.request if self._generation is None else self._generation.members[0].request.id
+    def ring_id(self) -> str | None:
+        """The id of the turn's request in the ring, or None before the turn is submitted.
+
+        It differs from the client's id, which another API key's request may have in the ring.
+        """
+        return None if self._generation is None else self._generation.members[0].request.id
 
     def bind(self, request: Request) -> Request:
         """Return `request` with the session's name, under which the ring will keep the state at the turn's end."""

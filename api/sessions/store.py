@@ -9,7 +9,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import takewhile
 from typing import Protocol
 
 import structlog
@@ -22,7 +21,7 @@ from baton.api import errors
 from baton.api.errors import ApiError
 from baton.api.sessions.by_owner import ByOwner, Changes, Key
 from baton.api.sessions.files import SessionFiles
-from baton.api.sessions.log import Turn, backwards, history
+from baton.api.sessions.log import Turn, history
 from baton.api.sessions.restore import read_sessions
 from baton.api.sessions.saver import Saver, SessionDisk, not_created
 from baton.api.sessions.session import Session
@@ -72,7 +71,7 @@ class SessionStore:
         files: the files of the logs; None if sessions are only in memory.
         disk_cap: maximum bytes of all logs on disk; above it sessions are closed.
         log_cap: bytes; a session with a longer log accepts no turn.
-        memory_cap: maximum bytes of all logs without files; above it sessions are closed.
+        memory_cap: maximum bytes of all sessions without files; above it sessions are closed.
         """
         self.mover: SessionMover | None = None  # None without peers
         self._cap = cap
@@ -284,16 +283,8 @@ class SessionStore:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of all logs in memory. A turn that forks share is counted once per fork."""
-        return sum(session.log_bytes for session in self._sessions)
-
-    def turn_bytes(self) -> int:
-        """Return the bytes of all turns in memory. A turn that forks share is counted once."""
-        seen = set[Turn]()
-        for session in self._sessions:
-            for head in (session.head, *session.turns_by_request.values()):
-                seen.update(takewhile(lambda turn: turn not in seen, backwards(head)))
-        return sum(turn.own_bytes for turn in seen)
+        """The bytes of all sessions in memory. A turn that forks share is counted once per fork."""
+        return sum(session.memory_bytes for session in self._sessions)
 
     @property
     def log_bytes(self) -> int:
@@ -352,19 +343,23 @@ class SessionStore:
             self.close(session)
 
     def _make_memory_free(self, session: Session) -> None:
-        """Close sessions until the logs fit into `memory_cap`, before a turn of `session`, which stays.
+        """Close sessions until all fit into `memory_cap`, before a turn of `session`, which stays.
 
         Sessions of the owner with most bytes are closed first. Raises ApiError 507 if no more can be closed.
         """
         cap = self._memory_cap
-        if cap is None or self._disk is not None:
+        if cap is None or self._disk is not None or (total := self.memory_bytes) <= cap:
             return
-        while self.memory_bytes > cap and self.turn_bytes() > cap:
-            used = {owner: sum(each.log_bytes for each in self._sessions.of(owner)) for owner in self._sessions.owners}
+        used = Counter[bytes]()
+        for each in self._sessions:
+            used[each.owner] += each.memory_bytes
+        while total > cap:
             closed = self._next_to_close(used, session)
             if closed is None:
-                message = f"all sessions that could be closed are in turns, and {cap} bytes are full (--session-memory)"
+                message = f"--session-memory ({cap} bytes) is full, and no session can be closed: all are in turns"
                 raise ApiError(507, message, "server_error", code="sessions_full")
+            total -= closed.memory_bytes
+            used[closed.owner] -= closed.memory_bytes
             structlog.get_logger().warning("a session is closed for memory (--session-memory)", session=closed.id)
             self.close(closed)
 

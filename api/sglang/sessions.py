@@ -127,6 +127,8 @@ async def generate_turn(request: web.Request, body: plain.GenerateRequest, param
         own = replace(turn.bind(items[0].request), id=ring_id(request, id))
         with submit(request, [own]) as generation:
             turn.attach(generation, model.text.decode)
+            if turn.cut_short:
+                server.gateway.abort(own.id)
             writer = plain.GenerateWriter(model.text, body, items, generation)
             if body.stream:
                 encoder = plain.GenerateEncoder(writer, alone=True)
@@ -152,8 +154,9 @@ async def end_replaced(request: web.Request, session: Session, params: SessionPa
     if not (session.branching and params.replace and session.is_busy() and running is not None):
         return
     if params.rid in (None, running.request) or params.rid in session.turns_by_request:
-        running.replaced = True
-        request.app[SERVER].gateway.abort(running.ring_id)
+        if (id := running.ring_id) is not None:
+            request.app[SERVER].gateway.abort(id)
+        running.cut_short, running.replaced = True, params.rid != running.request
         await running.done.wait()
 
 

@@ -71,7 +71,7 @@ async def test_shared_turns_count_once() -> None:
         path, responses = f"/v1/sessions/{session['id']}", served.responses
         await served.post(f"{path}/turns", {"messages": [{"role": "user", "content": "x"}]})
         ids = [(await client.responses.create(model="fake", input="a", conversation=session["id"])).id for _ in "ab"]
-        log = served.sessions.memory_bytes
+        log = sum(each.log_bytes for each in served.sessions)
         bodies = sum(response.size for id in ids if (response := responses.find(b"", id)))
         assert responses.bytes == bodies + log > log > 0
         await served.client.delete(path)
@@ -94,6 +94,31 @@ async def test_a_running_response_is_not_dropped() -> None:
     assert (stored(store, "a", "b"), store.running) == ([True, False], 0)
     now = 31.0
     assert (stored(store, "a"), store.bytes) == ([False], 0)
+
+
+async def test_what_a_lane_remembers_displaces_no_other_owners_responses() -> None:
+    """An owner with too many bytes loses what its lanes remember, the oldest first, and then its stored responses."""
+    store, dropped = ResponseStore(retention=10, cap=100, clock=lambda: 0.0), list[str]()
+    keep(store, "theirs", 30)
+
+    def remember(lane: str, size: int) -> None:
+        transcript = Transcript({"id": lane, "status": "in_progress", "background": False}, PARSED)
+        response = StoredResponse(id=lane, transcript=transcript, messages=[], size=size)
+
+        def drop() -> None:
+            dropped.append(lane)
+            store.forget(b"mine", lane)
+
+        store.remember(b"mine", lane, response, drop)
+
+    remember("one", 40), remember("two", 20)
+    assert (dropped, store.bytes) == ([], 90)
+    remember("three", 60)
+    assert (dropped, store.bytes) == (["one", "two"], 90)
+    remember("four", 200)
+    assert dropped == ["one", "two", "three", "four"] and (stored(store, "theirs"), store.bytes) == ([True], 30)
+    store.forget(b"mine", "four")
+    assert store.bytes == 30
 
 
 async def test_stored_responses_stay_below_their_cap() -> None:

@@ -126,10 +126,10 @@ def event(type: str, stream_id: str | None = None, code: str = "") -> SocketEven
 
 def test_open_responses_of_a_websocket_are_counted_until_they_end() -> None:
     engine = EngineSocket(None)  # type: ignore[arg-type]
-    for name in ("a", "a", "b", None, "", "x" * 257):  # The last two are refused, by an error without the name.
-        engine.note_sent(event("response.create", name))
-    for other in ("response.cancel", "unknown", ""):
-        engine.note_sent(event(other, "c"))
+    for name in ("a", "a", "b", None):
+        engine.note_sent("response.create", name)
+    for other in ("response.cancel", "unknown", None, 7):
+        engine.note_sent(other, "c")
     assert engine.open == {"a": 2, "b": 1, None: 1}
     for late in ("response_not_found", "unknown_event_type"):
         engine.note_received(event("error", "a", late))

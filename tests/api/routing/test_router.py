@@ -206,9 +206,38 @@ async def test_messages_of_a_websocket_count_until_their_engine_has_them(engines
                 await socket.send_str(json.dumps(body) + " " * 900_000)
                 while (event := await socket.receive_json(timeout=SOON_S))["type"] != "response.incomplete":
                     assert event["type"] != "error", (number, event)
-            await socket.send_bytes(b"\xff")
-            event = await socket.receive_json(timeout=SOON_S)
-            assert (event["type"], event["status"]) == ("error", 400) and "UTF-8" in event["error"]["message"].upper()
+            for wrong in (b"\xff", b"{", b"[]", b'{"type": "response.create", "stream_id": 7}'):
+                await socket.send_bytes(wrong)
+                event = await socket.receive_json(timeout=SOON_S)
+                assert (event["type"], event["status"]) == ("error", 400), (wrong, event)
+
+
+@pytest.mark.anyio
+async def test_a_message_that_no_engine_could_read_ends_no_response(checkpoint: Path) -> None:
+    """The client learns that the engine of a running response is lost, although it has sent nonsense meanwhile."""
+    body = {"type": "response.create", "input": "a", "max_output_tokens": 10_000, "ignore_eos": True}
+    with ServerProcess([*SERVE, str(checkpoint)]) as engine, ServerProcess([*ROUTE, "--engine", engine.url]) as router:
+        until(lambda: router.status("/ready") == 200)
+        async with aiohttp.ClientSession() as http, http.ws_connect(f"{router.url}/v1/responses") as socket:
+            await socket.send_json(body)
+            await socket.receive_json(timeout=SOON_S)
+            await socket.send_str("nonsense")
+            while (event := await socket.receive_json(timeout=SOON_S))["type"] != "error":
+                pass
+            assert event["status"] == 400
+            engine.kill_now()
+            while (event := await socket.receive_json(timeout=SOON_S))["type"] != "error":
+                pass
+            assert event["error"]["code"] == "engine_lost"
+
+
+@pytest.mark.anyio
+async def test_a_wrong_handshake_leaves_the_connection_usable(router: ServerProcess) -> None:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as http:
+        async with http.get(f"{router.url}/v1/responses", headers={"Upgrade": "websocket"}) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (426, "upgrade_required")
+        async with http.post(f"{router.url}/generate", json={"input_ids": [1]}) as answer:
+            assert answer.status == 200
 
 
 def test_metrics_name_the_engine(router: ServerProcess, engines: list[ServerProcess]) -> None:

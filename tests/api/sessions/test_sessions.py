@@ -317,30 +317,26 @@ async def test_the_least_recently_used_session_makes_room() -> None:
         await create(served, id="d")
 
 
-async def test_logs_in_memory_have_a_limit() -> None:
-    """The least recently used sessions of the owner with most bytes are closed. Turns that forks share count once."""
+async def test_sessions_in_memory_have_a_limit() -> None:
+    """The least recently used sessions of the owner with most bytes are closed."""
     keys = {name: {"Authorization": f"Bearer {name}"} for name in ("large", "small")}
     async with serving(session_memory=2**20, api_key=tuple(keys), max_model_len=200_000) as served:
 
-        async def create_with_turn(key: str, id: str, size: int) -> int:
+        async def create_with_turn(key: str, id: str, size: int) -> int | str:
             assert (await served.post(SESSIONS, {"id": id}, headers=keys[key]))[0] == 200
             body = {"input_ids": [1] * size, "max_tokens": 1}
             status, answer = await served.post(f"{SESSIONS}/{id}/turns", body, headers=keys[key])
-            return status if status == 200 else answer["error"]["code"]
+            return status if status == 200 else str(answer["error"]["code"])
 
         async def left(key: str) -> set[str]:
             return {each["id"] for each in (await get(served, SESSIONS, headers=keys[key]))["data"]}
 
         assert await create_with_turn("small", "mine", 10_000) == 200
         for id in "ab":
-            assert await create_with_turn("large", id, 100_000) == 200
-        for number in range(8):
-            fork = {"id": f"fork-{number}", "turn": 1}
-            assert (await served.post(f"{SESSIONS}/b/fork", fork, headers=keys["large"]))[0] == 200
-        assert await create_with_turn("large", "c", 100_000) == 200
-        assert await left("large") == {"a", "b", "c", *(f"fork-{number}" for number in range(8))}
-        assert await create_with_turn("large", "d", 10) == 200
-        assert await left("large") == {"b", "c", "d", *(f"fork-{number}" for number in range(8))}
+            assert await create_with_turn("large", id, 50_000) == 200
+        assert (await served.post(f"{SESSIONS}/b/fork", {"id": "fork"}, headers=keys["large"]))[0] == 200
+        assert await create_with_turn("large", "c", 10) == 200
+        assert await left("large") == {"b", "fork", "c"}, "with the fork, three of 400,000 bytes are too many"
         served.ring.held = True
         body = {"input_ids": [1], "max_tokens": 1}
         busy = [
@@ -353,6 +349,18 @@ async def test_logs_in_memory_have_a_limit() -> None:
         assert await create_with_turn("small", "more", 10) == "sessions_full"
         served.ring.release()
         assert [status for status, _ in await asyncio.gather(*busy)] == [200] * len(busy)
+
+
+async def test_an_item_is_not_deleted_if_there_is_no_room_for_the_items_after_it() -> None:
+    async with serving(session_memory=2**20) as served:
+        path = "/v1/conversations"
+        items = [{"type": "message", "role": "user", "content": text} for text in "abc"]
+        _, made = await served.post(path, {"items": items})
+        listed = (await get(served, f"{path}/{made['id']}/items"))["data"]
+        served.sessions._memory_cap = 1
+        async with served.client.delete(f"{path}/{made['id']}/items/{listed[0]['id']}") as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (507, "sessions_full")
+        assert (await get(served, f"{path}/{made['id']}/items"))["data"] == listed
 
 
 async def test_an_idle_session_is_forgotten_but_never_during_a_turn() -> None:

@@ -8,7 +8,10 @@ import pytest
 
 from baton.actors import tokens
 from baton.api.generation.offload import THREAD_ABOVE
+from baton.api.sessions.session import OpenTurn
+from tests.api.connections.test_connections import until
 from tests.api.fake_ring import EOS, FakeText, Served, payloads, read_events, serving
+from tests.api.through_router import not_through_router
 
 pytestmark = pytest.mark.anyio
 REPLY_IDS = [*"Hello, wörld.".encode(), EOS]
@@ -119,27 +122,101 @@ async def test_replacing_a_request_that_runs() -> None:
         assert sent == [1, 2, *events[-1]["output_ids"], 3]
 
 
-async def test_replacing_a_request_whose_prompt_is_still_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not submitted, and the turn that replaces it does not wait for its answer."""
-    begun, go_on = threading.Event(), threading.Event()
+class SlowText:
+    """Makes the tokenizer wait: a text that is tokenized in a thread is one token, when `go_on` is set."""
 
-    def encode(self: FakeText, text: str, add_special_tokens: bool = True) -> list[int]:
-        begun.set()
-        assert go_on.wait(10)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        encode = FakeText.encode
+
+        def waiting(text: FakeText, prompt: str, add_special_tokens: bool = True) -> list[int]:
+            return self._wait() if len(prompt) > THREAD_ABOVE else encode(text, prompt, add_special_tokens)
+
+        monkeypatch.setattr(FakeText, "encode", waiting)
+
+    def _wait(self) -> list[int]:
+        self.begun.set()
+        assert self.go_on.wait(10)
         return [9]
 
-    monkeypatch.setattr(FakeText, "encode", encode)
+    async def post(self, served: Served, session: str, rid: str, **more: Any) -> "asyncio.Future[tuple[int, Any]]":
+        """Send a turn with a slow text. Return its answer to come, when the text is being tokenized."""
+        body = {
+            "text": "a" * (THREAD_ABOVE + 1),
+            "rid": rid,
+            "sampling_params": {"temperature": 0, "max_new_tokens": 100},
+            "session_params": {"id": session},
+        }
+        answer = asyncio.ensure_future(served.post("/generate", body, **more))
+        assert await asyncio.to_thread(self.begun.wait, 10)
+        return answer
+
+
+def running(served: Served) -> OpenTurn:
+    """Return the running turn of the only session."""
+    [session] = served.sessions
+    assert session.running is not None
+    return session.running
+
+
+@not_through_router
+async def test_replacing_a_request_whose_prompt_is_still_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not submitted, and the turn that replaces it does not wait for its answer."""
+    text = SlowText(monkeypatch)
     async with serving(max_model_len=THREAD_ABOVE + 100) as served:
         id = await open_session(served)
-        slow = body_of(id, [], 100) | {"rid": "first", "text": "a" * (THREAD_ABOVE + 1)}
-        first = asyncio.ensure_future(served.error("/generate", {k: v for k, v in slow.items() if k != "input_ids"}))
-        assert await asyncio.to_thread(begun.wait, 10)
+        first = await text.post(served, id, "first")
         second = asyncio.ensure_future(turn(served, id, [3], 1, None, replace=True))
-        await asyncio.sleep(0.05)
-        go_on.set()
-        status, error = await first
-        assert (status, error["code"]) == (503, "aborted")
+        await until(lambda: running(served).replaced)
+        text.go_on.set()
+        status, answer = await first
+        assert (status, answer["error"]["code"]) == (503, "aborted")
         assert (await second)[0] == [3] and len(served.ring.submitted()) == 1
+
+
+@not_through_router
+async def test_going_on_from_a_request_whose_prompt_is_still_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is aborted when it is submitted, so that there is a turn to continue."""
+    text = SlowText(monkeypatch)
+    async with serving(max_model_len=THREAD_ABOVE + 100) as served:
+        served.ring.pause = 0.05
+        id = await open_session(served)
+        first = await text.post(served, id, "first")
+        second = asyncio.ensure_future(turn(served, id, [3], 1, "first", replace=True))
+        await until(lambda: running(served).cut_short)
+        text.go_on.set()
+        status, answer = await first
+        assert (status, answer["meta_info"]["finish_reason"]["type"]) == (200, "abort")
+        assert (await second)[0] == [9, *answer["output_ids"], 3]
+
+
+@not_through_router
+@pytest.mark.parametrize("how", ["replace", "close"])
+async def test_a_request_that_is_not_submitted_yet_ends_no_other_with_its_id(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The ring has requests of other API keys under ids that a client may choose for its own."""
+    text = SlowText(monkeypatch)
+    mine, theirs = ({"headers": {"Authorization": f"Bearer {key}"}} for key in ("mine", "theirs"))
+    async with serving(max_model_len=THREAD_ABOVE + 100, api_key=("mine", "theirs")) as served:
+        served.ring.held = True
+        other = asyncio.ensure_future(served.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, **theirs))
+        await served.ring.until(lambda: served.ring.open)
+        _, id = await served.post("/open_session", {"capacity_of_str_len": 1000}, **mine)
+        first = await text.post(served, id, next(iter(served.ring.open)), **mine)
+        if how == "close":
+            async with served.client.post("/close_session", json={"session_id": id}, **mine) as response:
+                assert response.status == 200
+        else:
+            replacing = asyncio.ensure_future(served.post("/generate", body_of(id, [3], 1, replace=True), **mine))
+            await until(lambda: running(served).replaced)
+        text.go_on.set()
+        assert (await first)[0] in (400, 503)
+        served.ring.release()
+        if how == "replace":
+            assert (await replacing)[0] == 200
+        status, answer = await other
+        assert (status, answer["choices"][0]["finish_reason"]) == (200, "length")
 
 
 async def test_a_replacement_that_is_refused_replaces_nothing() -> None:
