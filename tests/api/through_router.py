@@ -5,10 +5,11 @@ The engines that answer are one object for the test.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from inspect import isawaitable
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -61,6 +62,9 @@ class Together:
 
     def __len__(self) -> int:
         return sum(map(len, self._parts))
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self._parts)
 
     def __getattr__(self, name: str) -> Any:
         return joined([getattr(part, name) for part in self._parts])
