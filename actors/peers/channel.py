@@ -20,6 +20,7 @@ STRANGERS_FRAME = 512  # most bytes of a frame before the peer has proved that i
 PEERS_FRAME = 1 << 26  # most bytes of a frame afterwards: prompts of 16 million tokens
 HANDSHAKE_SECONDS = 2.0
 NONCE_BYTES = 16
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # errors of msgspec for wrong bytes
 Purpose: TypeAlias = Literal["link", "read", "serve"]
 """The use of a connection. link: frames. read, serve: the mover's bytes, to or from the connecting side."""
 
@@ -190,7 +191,7 @@ async def _connected(address: str) -> socket.socket:
 def _decoded(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise ChannelError(f"no {kind.__name__}: {error}") from error
 
 

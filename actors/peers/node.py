@@ -85,7 +85,7 @@ class PeerNode:
             try:
                 await self._connect(address)
                 pause, last_error = FIRST_PAUSE_S, ""
-            except (OSError, TimeoutError, ChannelError, PeerRefused) as error:
+            except (OSError, ValueError, ChannelError, PeerRefused) as error:  # ValueError: no name of a host
                 if str(error) != last_error:
                     last_error = str(error)
                     self._log.warning("no link to the peer", address=address, error=last_error or type(error).__name__)
@@ -115,6 +115,10 @@ class PeerNode:
         try:
             opened = await channels.accept(channel, self._key)
         except (ChannelError, TimeoutError):
+            channel.close()
+            return
+        except Exception:
+            self._log.exception("a connection from a peer has failed")
             channel.close()
             return
         finally:
@@ -148,6 +152,8 @@ class PeerNode:
             await self._run(main, theirs, expected.read.result(), expected.serve.result())
         except (ChannelError, TimeoutError, PeerRefused) as error:
             self._log.warning("a peer was refused", error=str(error) or type(error).__name__)
+        except Exception:
+            self._log.exception("a link has failed")
         finally:
             main.close()
             if self._expected.pop(token, None) is not None:
@@ -225,12 +231,12 @@ class PeerNode:
 def _decoded(data: bytes) -> Frame:
     try:
         return decode(data)
-    except msgspec.DecodeError as error:
+    except channels.UNDECODABLE as error:
         raise ChannelError(f"no frame: {error}") from error
 
 
 def _version_of(data: bytes) -> int:
     try:
         return version_of(data)
-    except msgspec.DecodeError as error:
+    except channels.UNDECODABLE as error:
         raise ChannelError(f"no Hello: {error}") from error

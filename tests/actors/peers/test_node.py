@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from baton.actors.peers import channel as channels
-from baton.actors.peers.channel import ChannelError, listen
+from baton.actors.peers.channel import Channel, ChannelError, listen
 from baton.actors.peers.engines import PeerEngines
 from baton.actors.peers.frames import VERSION, Beat, Compute, Hello, encode
 from baton.actors.peers.link import Link
@@ -108,6 +108,74 @@ def test_an_internal_error_ends_a_link_and_a_new_one_is_made(tmp_path: Path, mon
         first = {*one.links, *other.links}
         await until(lambda: one.links and other.links and first.isdisjoint(one.links))
 
+    linked(tmp_path, scenario)
+
+
+NO_TEXT = b"\x95\xa4Open\xa4li\xffk\xc4\x00\xc4\x10" + b"x" * 16 + b"\xc4\x01p"
+NO_TAG = b"\x92\xa9Challeng\xff\xc4\x10" + b"x" * 16
+NO_HELLO = msgspec.msgpack.encode(["Hello", VERSION, *["x"] * 12]).replace(b"\xa1x", b"\xa1\xff")
+NESTED = b"\x91" * 100_000
+NONSENSE = pytest.mark.parametrize(
+    "nonsense",
+    [NO_TEXT, NO_TAG, NO_HELLO, NESTED, NESTED[:500], b"\xc1", b""],
+    ids=["no text", "no tag", "no hello", "nested", "less nested", "no code", "nothing"],
+)
+
+
+async def nothing_else_fails(reader: asyncio.StreamReader) -> None:
+    """Read until the other side closes the connection."""
+    async with asyncio.timeout(10):
+        while await reader.read(1000):
+            pass
+
+
+@NONSENSE
+def test_a_stranger_that_sends_nonsense_is_turned_away(tmp_path: Path, nonsense: bytes) -> None:
+    async def scenario(one: PeerEngines, other: PeerEngines) -> None:
+        reader, writer = await asyncio.open_unix_connection(f"{tmp_path}/link")
+        writer.write(len(nonsense).to_bytes(4, "big") + nonsense)
+        await nothing_else_fails(reader)
+        writer.close()
+        await until(lambda: one.links and other.links)
+
+    linked(tmp_path, scenario)
+
+
+@NONSENSE
+def test_a_peer_that_answers_with_nonsense_is_tried_again(tmp_path: Path, nonsense: bytes) -> None:
+    async def run() -> None:
+        calls = list[int]()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            calls.append(1)
+            writer.write(len(nonsense).to_bytes(4, "big") + nonsense)
+            await nothing_else_fails(reader)
+            writer.close()
+
+        async with await asyncio.start_unix_server(answer, f"{tmp_path}/link"):
+            connecting = asyncio.ensure_future(node("other")[1].keep_connected(f"unix:{tmp_path}/link"))
+            await until(lambda: len(calls) > 1 or connecting.done())
+            assert not connecting.done()
+            connecting.cancel()
+
+    asyncio.run(run())
+
+
+@NONSENSE
+def test_a_hello_that_is_nonsense_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nonsense: bytes) -> None:
+    """A peer that knows the key can end its own link only."""
+    original = Channel.send
+    sent = list[int]()
+
+    async def send(self: Channel, data: bytes) -> None:
+        is_hello = b"boot of other" in data and not sent
+        sent.extend([1] * is_hello)
+        await original(self, nonsense if is_hello else data)
+
+    async def scenario(one: PeerEngines, other: PeerEngines) -> None:
+        await until(lambda: sent and one.links and other.links)
+
+    monkeypatch.setattr(Channel, "send", send)
     linked(tmp_path, scenario)
 
 
