@@ -30,8 +30,10 @@ from baton.actors.storage.arena import Arena
 from baton.actors.storage.files import StateFiles
 from baton.actors.storage.host_memory import HostStates
 from baton.api.config import Config
+from baton.api.generation.chat_prompt import TEMPLATE_LIMIT_S
 from baton.api.generation.fields import check_defaults
 from baton.api.generation.gateway import Gateway
+from baton.api.generation.offload import OutOfTime, limited
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.structured import GrammarCompiler
 from baton.api.generation.tool_choice import limit_of
@@ -81,6 +83,7 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         values = read_source_config(path)
         find_family(values)
         text = load_text(path)
+        render_probes(text)
         check_defaults(text.generation_defaults)
         formats = pick_formats(config, values, text)
         embedding = read_recipe(path, config.pooling), values.integer("hidden_size", default=1)
@@ -140,6 +143,14 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         trace.close if trace is not None else None,
         peering,
     )
+
+
+def render_probes(text: ModelText) -> None:
+    """Find out how the chat template shows chats, before the first one comes. Raises StartError if it does not end."""
+    try:
+        limited(TEMPLATE_LIMIT_S, lambda: (text.between_parts, text.kept_reasoning))
+    except OutOfTime:
+        raise StartError(f"the chat template did not finish within {TEMPLATE_LIMIT_S:g} s") from None
 
 
 def start_arena(config: Config, device: torch.device) -> ArenaStart | None:

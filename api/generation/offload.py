@@ -41,6 +41,18 @@ async def within(seconds: float, work: Callable[[], T]) -> T:
         limit.release()
 
 
+def limited(seconds: float, work: Callable[[], T]) -> T:
+    """Do `work` on this thread, which has no event loop. Raises OutOfTime as `within` does."""
+    limit = Limit()
+    timer = threading.Timer(seconds, limit.strike)
+    timer.daemon = True
+    timer.start()
+    try:
+        return limit.run(work)
+    finally:
+        timer.cancel()
+
+
 class OwnThread(Generic[T]):
     """A thread for one piece of work that cannot be interrupted, and the processor time that the work has used."""
 

@@ -40,6 +40,8 @@ from baton.models.batch import Model
 from baton.models.hash import HashModel
 from baton.models.layers.experts import Experts
 from baton.models.loading.checkpoint import random_model
+from baton.models.text.template import ChatTemplate
+from baton.models.text.tokenizer import load_text
 from tests.actors.storage.host import arena_of
 from tests.actors.test_ring import MAMBA2
 from tests.api.hash_traffic import make_checkpoint
@@ -88,6 +90,14 @@ def test_defaults_in_range_are_taken(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(variables))
     loaded = load(Config(model=str(tmp_path)), lambda done, total: None)
     assert loaded.model.text.generation_defaults == variables
+
+
+def test_a_chat_template_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wiring, "TEMPLATE_LIMIT_S", 0.2)
+    text = load_text(bundled_model())
+    text._template = ChatTemplate({"default": "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3}, {})
+    with pytest.raises(StartError, match="the chat template did not finish"):
+        wiring.render_probes(text)
 
 
 def test_pools_that_hold_no_request(tmp_path: Path) -> None:

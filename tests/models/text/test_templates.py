@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton.models.text.template import ChatTemplate
 from baton.models.text.tokenizer import ModelText, TemplateError, load_text
 from tests.models.oracle import Oracle, write_tokenizer
 from tests.models.text.test_tokenizer import CHATML
@@ -203,3 +204,40 @@ def test_templates_that_take_any_system_message_get_them_unchanged(tmp_path: Pat
     text = checkpoint(tmp_path)
     chat = [SYSTEM, ASK, {"role": "system", "content": "Be quick."}, ASK]
     assert assert_equal(text, oracle, tmp_path, chat)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10000000000 }}",
+        "{{ 10000000000 * [1] }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ messages[0]['content'] * 10000000000 }}",
+        "{% set x = 2 ** 64 %}{{ (x * x) ** 64 }}",
+    ],
+)
+def test_what_could_not_be_interrupted_is_refused(source: str) -> None:
+    """Nothing of it is computed while the template is compiled, and a chat gets an error."""
+    template = ChatTemplate({"default": source}, {})
+    with pytest.raises(TemplateError, match="too large"):
+        template.render([{"role": "user", "content": "a"}], add_generation_prompt=True)
+
+
+def test_products_and_powers_of_common_templates_are_computed() -> None:
+    template = ChatTemplate({"default": "{{ '=' * 3 }}{{ 3 * 4 }}{{ 1.5 * 2 }}{{ 2 ** 10 }}{{ [0] * 2 }}"}, {})
+    assert template.render([], add_generation_prompt=True) == "===123.01024[0, 0]"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if x %}" * 5000,
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{% for a in x %}" * 30 + "{% endfor %}" * 30,
+        5,
+    ],
+    ids=["nested ifs", "parentheses", "nested loops", "a number"],
+)
+def test_what_python_cannot_compile_is_refused(source: Any) -> None:
+    with pytest.raises(TemplateError, match="does not compile: "):
+        ChatTemplate({"default": source}, {})
