@@ -168,9 +168,7 @@ class Config(Struct, frozen=True, kw_only=True):
             "or torch only"
         ),
     ] = "native"
-    threads: Annotated[
-        AtLeastOne | None, SPEED, Meta(description="threads that compute on a CPU [1 for a small model, otherwise all]")
-    ] = None
+    threads: Annotated[AtLeastOne | None, SPEED, Meta(description="CPU threads [1 for small models, else all]")] = None
     speculation: Annotated[
         Speculation,
         SPEED,
@@ -195,9 +193,7 @@ class Config(Struct, frozen=True, kw_only=True):
         SESSIONS,
         Meta(gt=0, le=1e9, description="seconds until an unused session is suspended, or closed without --session-dir"),
     ] = 86400.0
-    session_slots: Annotated[
-        AtLeastZero | None, SESSIONS, Meta(description="maximum state slots that sessions keep between turns [all]")
-    ] = None
+    session_slots: Annotated[AtLeastZero | None, SESSIONS, Meta(description="most slots of idle sessions [all]")] = None
     session_log: Annotated[
         AtLeastOne, SESSIONS, SIZE, Meta(description="maximum bytes of a session's log; a full one takes no more turns")
     ] = 2**24
@@ -434,6 +430,8 @@ def check(config: Config, source: Mapping[str, str]) -> None:
     for origin in config.cors:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
             raise ConfigError(f"{source.get('cors')}: expected an origin like https://example.org or *, not {origin!r}")
+    if empty := next((source[name] for name in source if getattr(config, name) == ""), None):
+        raise ConfigError(f"{empty}: a value is missing")
     if (config.tls_cert is None) != (config.tls_key is None):
         raise ConfigError("--tls-cert and --tls-key belong together")
     if any(not key.strip() for key in config.api_key):
@@ -444,7 +442,7 @@ def check(config: Config, source: Mapping[str, str]) -> None:
 
 def parse_size(text: object, source: str) -> int:
     """Convert a size such as 512M or 1.5G (powers of 1,024) to bytes. Raises ConfigError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", str(text).strip().lower())
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([kmgt]?)i?b?", str(text).strip().lower())
     if match is None:
         raise ConfigError(f"{source}: expected a size such as 512M or 4G, not {text!r}")
     return int(float(match[1]) * UNITS[match[2]])

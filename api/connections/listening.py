@@ -53,7 +53,10 @@ async def listen(config: Config, make: Callable[[], asyncio.BaseProtocol]) -> Li
         both = socket.create_server((config.host, config.port), family=socket.AF_INET6, dualstack_ipv6=True)
         server = await loop.create_server(make, sock=both, **options)
     else:
-        server = await loop.create_server(make, config.host, config.port, **options)
+        try:
+            server = await loop.create_server(make, config.host, config.port, **options)
+        except UnicodeError:
+            raise ConfigError(f"--host: {config.host!r} is not the name of a host") from None
     host, port, *_ = server.sockets[0].getsockname()
     shown = f"[{host}]" if ":" in host else host
     return Listening(server, f"http{'s' if context is not None else ''}://{shown}:{port}")

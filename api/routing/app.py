@@ -9,10 +9,11 @@ import structlog
 from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 from msgspec import Struct
+from yarl import URL
 
 from baton.api import errors
 from baton.api.anthropic.errors import error_response, is_messages
-from baton.api.config import Config
+from baton.api.config import Config, ConfigError
 from baton.api.connections.body import check_encoding, unreadable
 from baton.api.connections.limits import router_limits
 from baton.api.connections.registry import CONNECTIONS, Connections
@@ -32,7 +33,9 @@ routes = web.RouteTableDef()
 
 
 def make_router(config: Config) -> web.Application:
-    """Build the application. Raises ConfigError if API keys cannot be read."""
+    """Build the application. Raises ConfigError if API keys cannot be read, or an engine's URL is none."""
+    if wrong := [url for url in config.engine if not is_engine_url(url)]:
+        raise ConfigError(f"--engine: expected http://HOST:PORT, not {wrong[0]!r}")
     app = web.Application(middlewares=[middleware], client_max_size=config.body_limit)
     app[GUARD] = Guard(config)
     app[CONNECTIONS] = Connections(router_limits(config))
@@ -87,7 +90,7 @@ async def add_engine(request: web.Request) -> web.Response:
     """Let an engine join. An engine reads what clients ask, so only the operator may add one."""
     check_operator(request)
     body = convert(await read_object(request), EngineRequest)
-    if not body.url.startswith(("http://", "https://")):
+    if not is_engine_url(body.url):
         raise errors.bad_request(
             f"url: expected http://HOST:PORT, got {errors.shown(body.url)}", "url", "invalid_value"
         )
@@ -105,6 +108,15 @@ async def remove_engine(request: web.Request) -> web.Response:
         raise ApiError(404, f"there is no engine {body.url}", "not_found_error", "url", "engine_not_found")
     await fleet.remove(view)
     return answer_json({"url": view.url, "removed": True})
+
+
+def is_engine_url(text: str) -> bool:
+    """Return whether a text is the URL of an engine."""
+    try:
+        url = URL(text)
+    except ValueError:
+        return False
+    return url.scheme in ("http", "https") and bool(url.host)
 
 
 def check_operator(request: web.Request) -> None:

@@ -33,7 +33,11 @@ async def run(config: Config, signals: Signals) -> int:
 
     signals.deliver_to(receive)
     raise_descriptor_limit()
-    app = make_router(config)
+    try:
+        app = make_router(config)
+    except ConfigError as error:
+        log.critical("cannot start", error=str(error))
+        return 2
     check_descriptors(app[CONNECTIONS].limits.connections, config)
     runner = web.AppRunner(
         app, handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WRITES_S, keepalive_timeout=NEVER_S

@@ -47,7 +47,8 @@ def check_turn(record: TurnRecord, previous: Turn | None) -> None:
     try:
         # The log's size, and answers with these messages, are computed from their JSON.
         msgspec.json.encode([record.messages, record.parts])
-        msgspec.convert([*(record.messages or ()), *([record.parts] if record.parts else [])], list[StoredMessage])
+        parts = [record.parts] if record.parts is not None else []
+        msgspec.convert([*(record.messages or ()), *parts], list[StoredMessage])
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise damaged(record, f"its messages are invalid: {error}") from None
 

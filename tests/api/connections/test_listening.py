@@ -83,6 +83,12 @@ async def test_files_without_certificate_or_key_are_refused(options: dict[str, s
             pass
 
 
+async def test_what_cannot_be_the_name_of_a_host_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--host: 'a\.\.b' is not the name of a host"):
+        async with listening(host="a..b"):
+            pass
+
+
 def test_a_certificate_needs_its_key() -> None:
     with pytest.raises(ConfigError, match="--tls-cert and --tls-key belong together"):
         load({"tls_cert": "x"}, {})

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from baton.api import errors
-from baton.api.config import Config
+from baton.api.config import Config, ConfigError
 from baton.api.errors import ApiError
 from baton.api.routing.app import make_router
 from baton.api.routing.asking import read_asking
@@ -110,3 +110,9 @@ async def test_a_command_reaches_every_engine_although_one_hangs() -> None:
         fleet.lose(next(view for view in fleet if view.name == "one"), "silent")
         status, error = await answer
     assert (status, error["error"]["code"]) == (503, "engine_lost")
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://[::1", "http://", "", "host:8000"])
+def test_what_is_no_url_of_an_engine_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"--engine: expected http://HOST:PORT"):
+        make_router(Config(engine=(url,)))

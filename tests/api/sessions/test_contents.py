@@ -66,6 +66,7 @@ WRONG: dict[str, tuple[list[LogRecord], str]] = {
     ),
     "ids that are numbers": (said(item_ids=[1]), "Expected `str`, got `int` - at `$[0].item_ids[0]`"),
     "no JSON": (said(name={(1, 2): 3}), "its messages are invalid: "),
+    "answer without anything": (second(parts={}), "missing required field"),
     "answer without content": (second(parts={"tool_calls": [CALL]}), "missing required field"),
     "endless timeout": (opened(idle_timeout=float("nan")), "Expected `float` >= 0.0 - at `$.idle_timeout`"),
     "negative last number": (opened(last_number=-1), "Expected `int` >= 0 - at `$.last_number`"),
