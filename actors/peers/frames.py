@@ -62,7 +62,7 @@ class Beat(Struct, frozen=True, tag=True, array_like=True):
     queue_seconds: float = 0.0  # time to compute the prompts that wait or are being computed
     token_seconds: float = 0.0  # seconds for one prompt token; 0: not measured yet
     rows: int = 0
-    draining: bool = False
+    draining: bool = False  # it takes no requests: it ends, or is paused
 
 
 class Compute(Struct, frozen=True, tag=True, array_like=True):

@@ -123,7 +123,8 @@ class Peering:
 
     def _load(self) -> Beat:
         token, waiting = self._ring.token_seconds(), self._gateway.waiting_prompt_tokens()
-        return Beat(waiting * token, token, self._ring.running_rows(), self._gateway.draining)
+        takes_none = self._gateway.draining or self._gateway.paused is not None
+        return Beat(waiting * token, token, self._ring.running_rows(), takes_none)
 
     def _trace_of(self, grant: int) -> str:
         return self._ring.trace_of(grant)

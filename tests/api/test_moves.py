@@ -105,6 +105,20 @@ def test_an_id_that_the_peer_has_already_is_refused(engines: tuple[ServerProcess
     assert turn(first, "both", prompt(15, 10))["turn"] == 2 and turn(second, "both", prompt(15, 10))["turn"] == 2
 
 
+def test_a_paused_engine_is_asked_for_nothing(engines: tuple[ServerProcess, ServerProcess]) -> None:
+    first, second = engines
+
+    def takes_nothing() -> bool:
+        [link] = second.get("/debug/peers")
+        return bool(link["draining"])
+
+    assert not takes_nothing()
+    assert first.post("/pause_generation", {"mode": "retract"})[0] == 200
+    first.wait_until(takes_nothing)
+    assert first.post("/continue_generation", {})[0] == 200
+    first.wait_until(lambda: not takes_nothing())
+
+
 def test_a_server_without_peers_moves_nothing(tmp_path: Path) -> None:
     with engine(tmp_path, "alone") as alone:
         begin(alone, "stays")
