@@ -1,4 +1,7 @@
-"""Reader of config.json, both in the forms found on the hub and in the form that transformers saves today."""
+"""Reader of config.json, both in the forms found on the hub and in the form that transformers saves today.
+
+read_json reads every JSON file of a checkpoint.
+"""
 
 import json
 import math
@@ -11,6 +14,8 @@ import torch
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 UNLIMITED = 2**31 - 1
 """The largest integer that is accepted in config.json, and the max_position of a model that has no limit."""
+MOST_LAYERS = 1000
+"""Deeper models are refused before anything is built. The deepest published models have about 130 layers."""
 LAYER_LISTS = ("layer_types", "layers_block_type", "hybrid_override_pattern", "mlp_layer_types")
 """Keys with one entry for each layer: a list, or a string of one letter for each layer."""
 
@@ -80,6 +85,14 @@ class ModelConfig:
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
             raise ModelError(f"config.json: {name} should be a list of strings, not {value!r}")
         return value
+
+    def check_depth(self) -> None:
+        """Raise ModelError if any key says that the model has more than MOST_LAYERS layers."""
+        counts = {name: len(value) for name in LAYER_LISTS if isinstance(value := self.values.get(name), list | str)}
+        counts["num_hidden_layers"] = self.integer("num_hidden_layers", default=1)
+        for name, count in counts.items():
+            if count > MOST_LAYERS:
+                raise ModelError(f"config.json: {name} says {count} layers: at most {MOST_LAYERS} are supported")
 
     def check_layers(self) -> None:
         """Raise ModelError unless num_hidden_layers and all LAYER_LISTS have the same number of layers."""
@@ -172,18 +185,46 @@ def _number(value: object) -> float | None:
         return float(value)
     except ValueError:
         return None
+    except OverflowError:  # An integer beyond the largest float.
+        return math.inf if isinstance(value, int) and value > 0 else -math.inf
+
+
+def is_file(file: Path) -> bool:
+    """Return whether a checkpoint has the file. Raises ModelError for anything that is not a regular file.
+
+    Reading a pipe or a device such as /dev/zero might never end.
+    """
+    if file.is_file():
+        return True
+    if file.exists():
+        raise ModelError(f"{file} should be a regular file, not a folder, a pipe or a device")
+    return False
+
+
+def read_json(file: Path) -> Any:
+    """Return the content of a JSON file of a checkpoint. Raises ModelError if it is not a JSON file."""
+    if not is_file(file):
+        raise ModelError(f"{file}: there is no such file")
+    return parse_json(file.read_bytes(), f"{file} is not JSON")
+
+
+def parse_json(text: bytes, message: str) -> Any:
+    """Return the content of a JSON text. Raises ModelError, which begins with `message`, if it is not JSON."""
+    try:
+        return json.loads(text.decode("utf-8-sig"))
+    except RecursionError:
+        raise ModelError(f"{message}: it is nested too deeply") from None
+    except ValueError as error:
+        raise ModelError(f"{message}: {error}") from None
 
 
 def read_config(path: Path) -> ModelConfig:
     """Read config.json, else Mistral's params.json, from the folder `path`. Raises ModelError if both are missing."""
     for name in ("config.json", "params.json"):
         file = path / name
-        if not file.is_file():
+        if not is_file(file):
             continue
-        try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ModelError(f"{file} is not JSON: {error}") from None
+        values = read_json(file)
         if not isinstance(values, dict):
             raise ModelError(f"{file} should hold an object")
         return ModelConfig(_native_mamba2(values) if _is_native_mamba2(values) else _with_text_config(file, values))

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from baton.kernels.drafts import Drafts
 from baton.models.batch import Batch, Decode, Pools, Prefill, TensorSpec
+from baton.models.config import ModelConfig, ModelError
 from baton.models.hash_definition import FOLD_PERIOD, MODULUS, next_state
 
 LOGIT = 10.0
+MOST_DELAY = 3_600_000  # milliseconds
 
 
 class HashModel:
@@ -37,13 +39,16 @@ class HashModel:
 
         page_fold: false for a model without pages, whose output depends on its state alone.
         delay_ms: [least, most], the range of the random time for which each forward sleeps.
+
+        Raises ModelError for a missing or wrong value.
         """
+        values = ModelConfig(config)
         return cls(
-            vocab_size=config["vocab_size"],
-            chunk_size=config["chunk_size"],
-            max_position=config["max_position_embeddings"],
-            page_fold=config.get("page_fold", True),
-            delay_ms=tuple(config.get("delay_ms", (0.0, 0.0))),
+            vocab_size=values.integer("vocab_size"),
+            chunk_size=values.integer("chunk_size"),
+            max_position=values.integer("max_position_embeddings"),
+            page_fold=values.flag("page_fold", default=True),
+            delay_ms=_delay(config.get("delay_ms", (0, 0))),
         )
 
     def state_specs(self) -> list[TensorSpec]:
@@ -134,6 +139,14 @@ class HashModel:
                 folds = _write_and_fold(pools, decode.page_table[row], position, written)
             hashes.append((written * 31 + folds * 17 + 7) % MODULUS)
         return torch.cat(hashes)
+
+
+def _delay(value: Any) -> tuple[float, float]:
+    """Return delay_ms. Raises ModelError unless it is two numbers from 0 up."""
+    match value:
+        case [int() | float() as least, int() | float() as most] if 0 <= least <= most <= MOST_DELAY:
+            return least, most
+    raise ModelError(f"config.json: delay_ms should be two numbers from 0 to {MOST_DELAY}, not {value!r}")
 
 
 def _write_and_fold(pools: Pools, page_row: Tensor, start: int, entries: Tensor) -> Tensor:

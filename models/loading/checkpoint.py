@@ -172,13 +172,14 @@ def random_model(
 def find_family(config: ModelConfig) -> Family:
     """Return the family of a configuration's model_type. Raises ModelError if Baton does not support it.
 
-    A bidirectional model of a supported type is refused too.
+    A bidirectional model of a supported type is refused too, and one that is too deep.
     """
     name = config.values.get("model_type")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         known = ", ".join(family for family in FAMILIES if family != "hash")
         raise ModelError(f"model_type {name!r} is not supported (supported: {known})")
     config.check_causal()
+    config.check_depth()
     return translated(FAMILIES[name], config)
 
 

@@ -10,11 +10,13 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from os import SEEK_END
 from pathlib import Path
 from typing import IO, Any
 
 from baton.models.config import ModelError
+from baton.models.loading.pickle_scan import check_pickle
 
 STORAGES = {"FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16", "DoubleStorage": "F64"}
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}
@@ -53,7 +55,9 @@ def read_pickled(file: Path) -> dict[str, PickledTensor]:
             if f"{folder}byteorder" in places and archive.read(f"{folder}byteorder") != b"little":
                 raise ModelError(f"{file}: its byteorder is not supported: it should be little")
             storages = {name.removeprefix(f"{folder}data/"): place for name, place in places.items()}
-            found = Description(archive.open(described), storages).load()
+            data = archive.read(described)
+            check_pickle(data)
+            found = Description(BytesIO(data), storages).load()
     except zipfile.BadZipFile as error:
         raise ModelError(f"{file} is damaged, or was written by a PyTorch before 1.6: {error}") from None
     except (
@@ -62,6 +66,8 @@ def read_pickled(file: Path) -> dict[str, PickledTensor]:
         AttributeError,
         EOFError,
         LookupError,
+        MemoryError,
+        RuntimeError,  # also NotImplementedError and RecursionError: encrypted members, later versions of zip
         TypeError,
         ValueError,
     ) as error:
@@ -112,6 +118,8 @@ class Description(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Storage:
         kind, name, key, _, _ = pid
+        if not isinstance(kind, str) or not isinstance(name, str):
+            raise pickle.UnpicklingError("it asks for something without a name")
         if kind != "storage" or name not in STORAGES:
             raise pickle.UnpicklingError(f"it asks for {kind} {name}")
         return Storage(STORAGES[name], *self._storages[key])
@@ -119,6 +127,8 @@ class Description(pickle.Unpickler):
 
 def tensor_of(storage: Storage, offset: int, shape: Sequence[int], stride: Sequence[int], *_: object) -> PickledTensor:
     """Describe a tensor, in place of torch._utils._rebuild_tensor_v2. offset and stride count elements."""
+    if not all(type(number) is int for number in (offset, *shape, *stride)):
+        raise ValueError("a tensor's offset, shape and strides should be integers")
     size = SIZES[storage.dtype]
     start = storage.start + offset * size
     stop = start + math.prod(shape) * size

@@ -1,10 +1,11 @@
 """The recipe of a model's embeddings, in sentence-transformers' files: how hidden states become one vector."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+
+from baton.models.config import is_file, read_json
 
 PoolingOption: TypeAlias = Literal["auto", "mean", "last", "none"]
 PoolingKind: TypeAlias = Literal["mean", "last", "cls"]
@@ -79,19 +80,16 @@ def _read_prompts(file: Path) -> tuple[dict[str, str], str | None]:
     prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ValueError(f"{file}: prompts should hold texts by name, not {prompts!r}")
-    if default is not None and default not in prompts:
+    if default is not None and (not isinstance(default, str) or default not in prompts):
         raise ValueError(f"{file}: default_prompt_name = {default!r} is none of the prompts")
     return prompts, default
 
 
 def _read(file: Path, kind: type[Any]) -> Any:
     """Return the content of a JSON file; an empty `kind` if there is no file. Raises ValueError for a broken file."""
-    if not file.is_file():
+    if not is_file(file):
         return kind()
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
+    value = read_json(file)
     if not isinstance(value, kind):
         raise ValueError(f"{file} should hold {'a list' if kind is list else 'an object'}")
     return value

@@ -1,12 +1,11 @@
 """Quantized checkpoints: which formats config.json names, and the weights that their stored tensors compose."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.models.config import ModelConfig, ModelError
+from baton.models.config import ModelConfig, ModelError, is_file, read_json
 from baton.models.loading.formats.awq import read_awq
 from baton.models.loading.formats.bitsandbytes import check_bitsandbytes, find_codes
 from baton.models.loading.formats.composed import Composed, Misfit, Pool
@@ -87,12 +86,12 @@ def compose(stored: list[StoredTensor], quantization: Quantization | None) -> li
 def _hf_quant_config(path: Path) -> dict[str, Any] | None:
     """Return hf_quant_config.json in the form of quantization_config. Older exports of modelopt have only this file."""
     file = path / "hf_quant_config.json"
-    if not file.is_file():
+    if not is_file(file):
         return None
+    values = read_json(file)
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
         return {"quant_method": "modelopt", "quantization": values["quantization"]}
-    except (ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise ModelError(f"{file} does not say how the weights are quantized: {error!r}") from None
 
 

@@ -1,6 +1,5 @@
 """The files with a checkpoint's weights: safetensors, or torch.save's files if there are none."""
 
-import json
 import math
 import mmap
 import re
@@ -16,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from baton.kernels.linear.quantized import Groups
-from baton.models.config import ModelError
+from baton.models.config import ModelError, is_file, parse_json, read_json
 from baton.models.gguf.blocks import BLOCKS
 from baton.models.gguf.header import SUFFIX, read_gguf
 from baton.models.loading.pickled import read_pickled
@@ -35,6 +34,7 @@ DTYPES = {
 }
 """The dtypes that tensors may have, by safetensors' names. Integers are parts of quantized weights."""
 LFS_POINTER = b"version "
+MOST_HEADER = 100_000_008  # bytes that safetensors reads as a header, with the 8 bytes of its length
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 with warnings.catch_warnings():
@@ -73,12 +73,12 @@ def find_shards(path: Path) -> list[Path]:
     if path.suffix == SUFFIX:
         return _parts_of(path)
     for stem, pattern in (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin")):
-        if (path / stem).is_file():
+        if is_file(path / stem):
             return [path / stem]
         index = path / f"{stem}.index.json"
-        if index.is_file() and (files := _indexed(index)):
+        if is_file(index) and (files := _indexed(index)):
             return files
-        if files := sorted(path.glob(pattern)):
+        if files := [file for file in sorted(path.glob(pattern)) if is_file(file)]:
             return files
     raise ModelError(f"{path} holds no safetensors files and no pytorch_model.bin, the only weights that are read")
 
@@ -98,15 +98,16 @@ def _parts_of(file: Path) -> list[Path]:
 
 def _indexed(index: Path) -> list[Path]:
     """Return the files that an index names. Raises ModelError if one is missing or outside of the index's folder."""
+    content = read_json(index)
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(content["weight_map"].values())
         files = sorted(index.parent / name for name in names)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} has no usable weight_map: {error!r}") from None
     outside = sorted(name for name in names if Path(name).is_absolute() or ".." in Path(name).parts)
     if outside:
         raise ModelError(f"{index} points outside its folder: {listed(outside)}")
-    absent = [file.name for file in files if not file.is_file()]
+    absent = [file.name for file in files if not is_file(file)]
     if absent:
         raise ModelError(f"{index.parent} lacks the shards {listed(absent)}")
     return files
@@ -141,12 +142,14 @@ def _read_header(file: Path) -> list[StoredTensor]:
         begin = 8 + int.from_bytes(first, "little")
         if begin > size:
             raise ModelError(f"{file} is damaged: it has {size} bytes, and its header should end at {begin}")
+        if begin > MOST_HEADER:
+            raise ModelError(f"{file} is damaged: its header has {begin - 8} bytes, more than safetensors reads")
         text = opened.read(begin - 8)
+    header = parse_json(text, f"{file} is damaged: its header does not describe tensors")
     try:
-        header = json.loads(text)
         header.pop("__metadata__", None)
         tensors = [_stored(file, begin, name, entry) for name, entry in header.items()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ModelError(f"{file} is damaged: its header does not describe tensors ({error!r})") from None
     end = max((tensor.stop for tensor in tensors), default=begin)
     if size < end:

@@ -10,6 +10,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from baton.models.config import UNLIMITED, is_file, read_json
 from baton.models.gguf.header import SUFFIX, read_gguf
 from baton.models.text import tiktoken
 from baton.models.text.detokenizer import Detokenizer
@@ -262,7 +263,11 @@ def load_text(path: Path) -> ModelText:
     tokenizer = _tokenizer(path, settings)
     template = _template(path, settings)
     eos_ids = _eos_ids(path, tokenizer, generation, config, settings)
-    return ModelText(tokenizer, template, eos_ids, _defaults(generation), _tokenizer_info(path, settings, template))
+    defaults = _defaults(generation)
+    for name, value in defaults.items():
+        if isinstance(value, int) and abs(value) > UNLIMITED:
+            raise ValueError(f"{path / 'generation_config.json'}: {name} should be at most {UNLIMITED}, not {value}")
+    return ModelText(tokenizer, template, eos_ids, defaults, _tokenizer_info(path, settings, template))
 
 
 def _text_of_gguf(path: Path) -> ModelText:
@@ -284,12 +289,9 @@ def load_template(path: Path) -> ChatTemplate | None:
 
 def _json(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file; an empty one if there is no such file."""
-    if not file.exists():
+    if not is_file(file):
         return {}
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{file}: not valid JSON: {error}") from error
+    content = read_json(file)
     if not isinstance(content, dict):
         raise ValueError(f"{file}: it should hold a JSON object, not {type(content).__name__}")
     return content
@@ -297,7 +299,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _tokenizer(path: Path, settings: dict[str, Any]) -> Tokenizer:
     file, ranks = path / "tokenizer.json", path / tiktoken.NAME
-    in_ranks = not file.exists() and ranks.exists() and tiktoken.is_kimi(settings)
+    in_ranks = not is_file(file) and is_file(ranks) and tiktoken.is_kimi(settings)
     return without_limits(tiktoken.read_tiktoken(ranks, settings) if in_ranks else _tokenizer_json(file))
 
 
@@ -313,7 +315,7 @@ def without_limits(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _tokenizer_json(file: Path) -> Tokenizer:
-    if not file.exists():
+    if not is_file(file):
         raise ValueError(f"{file}: no such file; a checkpoint needs its tokenizer in this format, or in Kimi's")
     try:
         return Tokenizer.from_file(str(file))
@@ -328,8 +330,8 @@ def _template(path: Path, settings: dict[str, Any]) -> ChatTemplate | None:
     """
     file = path / "chat_template.jinja"
     named = {each.stem: each for each in sorted((path / "additional_chat_templates").glob("*.jinja"))}
-    named |= {"default": file} if file.exists() else {}
-    sources = {name: _read(each) for name, each in named.items()}
+    named |= {"default": file}
+    sources = {name: _read(each) for name, each in named.items() if is_file(each)}
     if not sources:
         file = path / "tokenizer_config.json"
         value = settings.get("chat_template")
@@ -374,7 +376,7 @@ def _eos_ids(
     for name, content in sources:
         value = content.get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(i) is int and i >= 0 for i in ids):
+        if not all(type(i) is int and 0 <= i <= UNLIMITED for i in ids):
             raise ValueError(f"{path / name}: eos_token_id is neither a token id nor a list of them")
         found += ids
     text = _special_tokens(path, settings).get("eos_token")

@@ -1,8 +1,9 @@
 """The metadata of a GGUF file, and which tensors it has."""
 
+from array import array
 from typing import Any
 
-from baton.models.config import ModelError
+from baton.models.config import MOST_LAYERS, ModelError
 from baton.models.gguf.header import GgufHeader
 
 MISSING = object()
@@ -21,6 +22,10 @@ class Metadata:
         found = self._header.metadata.get(key, default)
         if found is MISSING:
             raise ModelError(f"GGUF: the metadata lacks {key}")
+        if isinstance(found, array):
+            if len(found) > MOST_LAYERS:
+                raise ModelError(f"GGUF: {key} has {len(found)} entries, but there are at most {MOST_LAYERS} layers")
+            return found.tolist()
         return found
 
     def require(self, name: str, *supported: Any) -> None:

@@ -133,7 +133,7 @@ def check_bitsandbytes(values: Mapping[str, Any], supported: str) -> None:
     """Raise ModelError for LLM.int8, and for storage in other dtypes than bytes."""
     if not values.get("load_in_4bit", values.get("_load_in_4bit")):
         raise ModelError(f"bitsandbytes' load_in_8bit is not supported: {supported}")
-    if (kind := values.get("bnb_4bit_quant_type", "fp4")) not in KINDS:
+    if (kind := values.get("bnb_4bit_quant_type", "fp4")) not in list(KINDS):
         raise ModelError(f"bitsandbytes' bnb_4bit_quant_type {kind!r} is not supported: {supported}")
     if (storage := values.get("bnb_4bit_quant_storage", "uint8")) not in ("uint8", None):
         raise ModelError(f"bitsandbytes' bnb_4bit_quant_storage {storage!r} is not supported: {supported}")

@@ -1,6 +1,8 @@
 """Headers of GGUF files: what the `gguf` package writes is read, and a damaged file is refused."""
 
 import random
+import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from baton.models.config import ModelError
 from baton.models.gguf.blocks import BLOCKS
 from baton.models.gguf.header import read_gguf
+from baton.models.loading.architectures.metadata import Metadata
 from baton.models.loading.checkpoint import load_model
 from baton.models.loading.shards import MappedShards, find_shards, read_headers
 from tests.models.gguf.converting import convert
@@ -49,7 +52,7 @@ def test_metadata_and_tensors_are_read(tmp_path: Path) -> None:
     file = write(tmp_path / "m.gguf", **tensors)
     metadata = read_gguf(file).metadata
     assert {kind: metadata[f"of.{kind}"] for kind in VALUES} == VALUES
-    assert {name: metadata[f"of.{name}"] for name in LISTS} == LISTS
+    assert {name: list(metadata[f"of.{name}"]) for name in LISTS} == LISTS
     shards = MappedShards()
     found = {stored.name: shards.view(stored) for stored in read_headers([file])}
     assert found.keys() == tensors.keys()
@@ -147,3 +150,17 @@ def test_an_alignment_that_is_none_is_refused(tmp_path: Path, alignment: Any) ->
 def test_no_parts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is no part of anything"):
         find_shards(tmp_path / "m-00001-of-00000.gguf")
+
+
+def test_an_array_takes_as_much_memory_as_in_the_file(tmp_path: Path) -> None:
+    file, count = tmp_path / "m.gguf", 4 << 20
+    name = b"mamba2.numbers"
+    begin = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, len(name)) + name
+    file.write_bytes(begin + struct.pack("<IIQ", 9, 0, count) + bytes(range(256)) * (count // 256) + bytes(32))
+    tracemalloc.start()
+    header = read_gguf(file)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * count
+    with pytest.raises(ModelError, match="numbers has 4194304 entries"):
+        Metadata("mamba2", header).value("numbers")

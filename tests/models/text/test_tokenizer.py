@@ -218,6 +218,8 @@ def test_without_a_template(tmp_path: Path) -> None:
         ("generation_config.json", "{"),
         ("generation_config.json", '{"eos_token_id": "2"}'),
         ("generation_config.json", '{"eos_token_id": -2}'),
+        ("generation_config.json", '{"eos_token_id": 1' + "0" * 400 + "}"),
+        ("generation_config.json", '{"top_k": 1' + "0" * 400 + "}"),
         ("config.json", '{"eos_token_id": [true]}'),
         ("chat_template.jinja", "{% if %}"),
         ("chat_template.jinja", b"\xff"),
