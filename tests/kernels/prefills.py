@@ -65,9 +65,9 @@ def assert_same_to_rounding(
     Inputs have random signs, so results stand for the sums of their terms' magnitudes; `likely` says why.
     lost: of `lost_exponent`. tokens, slots: those compared.
     """
-    # `by` is the error of each of the two results, only one of which rounds operands. The other one's share is for delta
-    # nets: their rule passes errors on to later tokens, which OPERANDS does not count. With one key dimension, where all
-    # keys are alike, 1.1 times the first share was found.
+    # `by` is the error of each of the two results, only one of which rounds operands. The other one's share is for
+    # delta nets: their rule passes errors on to later tokens, which OPERANDS does not count. With one key dimension,
+    # where all keys are alike, 1.1 times the first share was found.
     operands = likely(OPERANDS, torch.bfloat16) if y.dtype == torch.bfloat16 and rounds_operands() else 0.0
 
     def by(terms: int, dtype: torch.dtype) -> float:
