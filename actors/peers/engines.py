@@ -227,7 +227,7 @@ class PeerEngines:
         """Return the link to the engine of this name; if it can take nothing over, call `done` and return None."""
         link = next((link for link in self.links.values() if link.peer.engine == engine), None)
         if link is None or link.beat.draining:
-            done(f"there is no link to an engine {engine!r}" if link is None else f"engine {engine!r} takes none now")
+            done(f"there is no link to an engine {engine!r}" if link is None else f"engine {engine!r} takes nothing")
             return None
         return link
 

@@ -176,15 +176,19 @@ class ResponseStore:
     def _drop(self) -> None:
         """Drop expired responses, and further responses while a limit is exceeded."""
         expired = self._clock() - self._retention
-        while self._ended and (oldest := next(self._ended.items()))[1].stored <= expired:
-            self.delete(oldest[0], oldest[1].id)
+        while self._ended:
+            owner, oldest = next(self._ended.items())
+            if oldest.stored > expired:
+                break
+            self.delete(owner, oldest.id)
         while len(self._ended) > MAX_RESPONSES:
             owner = max(self._ended.owners, key=self._bytes_of.__getitem__)
             self.delete(owner, next(iter(self._ended.of(owner))).id)
         while self.bytes > self._cap and (owners := {*self._ended.owners, *self._remembered.owners}):
             owner = max(owners, key=self._bytes_of.__getitem__)
-            if (first := next(iter(self._remembered.of(owner)), None)) is not None:
-                first[1]()
+            if (remembered := next(iter(self._remembered.of(owner)), None)) is not None:
+                _, drop = remembered
+                drop()
             else:
                 self.delete(owner, next(iter(self._ended.of(owner))).id)
 
