@@ -64,11 +64,7 @@ async def up(cluster: ClusterFile, file: Path, signals: Signals) -> int:
     launcher = local if cluster.launcher == "local" else await asyncio.to_thread(on_ray, cluster)
     peers = peer_addresses(cluster, (folder / "peers").relative_to(where))
     supervisor = Supervisor(cluster, launcher, local, peers, operator_key(cluster, where))
-
-    def receive(number: int) -> None:
-        loop.call_soon_threadsafe(supervisor.stop)
-
-    signals.deliver_to(receive)
+    signals.deliver_on(loop, supervisor.stop)
     signals.take()  # again: Ray has replaced the handlers
     async with listening(supervisor, socket_of(file)):
         log = structlog.get_logger()

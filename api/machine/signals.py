@@ -5,7 +5,10 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 ENDING = ("SIGTERM", "SIGINT", "SIGHUP")  # Windows lacks the last one
 
@@ -28,6 +31,15 @@ class Signals:
     def deliver_to(self, receive: Callable[[int], None]) -> None:
         """Let later signals call `receive` with their numbers, in the main thread, between any two instructions."""
         self._receive = receive
+
+    def deliver_on(self, loop: "AbstractEventLoop", receive: Callable[[], object]) -> None:
+        """Let later signals call `receive` on an event loop. After the end of the loop they do nothing."""
+
+        def deliver(number: int) -> None:
+            with suppress(RuntimeError):  # The loop is closed: the process is ending already.
+                loop.call_soon_threadsafe(receive)
+
+        self.deliver_to(deliver)
 
 
 def leave(code: int) -> NoReturn:

@@ -27,11 +27,7 @@ def route(config: Config, signals: Signals) -> int:
 
 async def run(config: Config, signals: Signals) -> int:
     log, stop, loop = structlog.get_logger(), asyncio.Event(), asyncio.get_running_loop()
-
-    def receive(number: int) -> None:
-        loop.call_soon_threadsafe(stop.set)
-
-    signals.deliver_to(receive)
+    signals.deliver_on(loop, stop.set)
     raise_descriptor_limit()
     try:
         app = make_router(config)

@@ -1,5 +1,6 @@
 """Signals at every moment of a server's life: it ends in order, with the documented exit code, and nothing is left."""
 
+import asyncio
 import random
 import signal
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.api.machine.signals import Signals
 from tests.api.server_process import SERVE, ServerProcess
 from tests.api.test_process import FAKE, post_in_background
 
@@ -160,3 +162,15 @@ def test_a_third_signal_ends_a_process_whose_loop_is_stuck() -> None:
         check_end(server, 4)
         assert sent >= 3
         request.join()
+
+
+def test_a_signal_after_the_end_of_the_event_loop_does_nothing() -> None:
+    """A router's or a cluster's process still runs for a moment then."""
+    loop, signals, received = asyncio.new_event_loop(), Signals(), list[int]()
+    signals.deliver_on(loop, lambda: received.append(1))
+    signals._receive(signal.SIGINT)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    signals._receive(signal.SIGINT)
+    assert received == [1]
