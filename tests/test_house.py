@@ -18,7 +18,7 @@ PACKAGES = ("api", "actors", "models", "kernels")
 DOCS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 MAX_FILES = 16
 MAX_LINES = 450
-MAX_CORE_LINES = 5600
+MAX_CORE_LINES = 5700
 WRITTEN = (".py", ".html", ".css", ".js", ".cpp", ".h")
 # How often each pattern of tests/prose.py may still occur: the name of an exam contains this one.
 PROSE = {"told": 3}

@@ -5,53 +5,41 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from baton.actors.actor import Send
-from baton.actors.grants import Advance, GrantPages, Proposal, RowDrafts
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease
 from baton.actors.messages import (
     Abort,
     Acquire,
-    Admit,
     Cancel,
-    Checkpoint,
     Closed,
     Continue,
     Drain,
     Ended,
-    Extend,
     Extended,
     Filled,
-    Free,
     Granted,
     Mark,
     Masked,
     Message,
     Over,
-    Passed,
     Pause,
     Paused,
     Refused,
     Requeue,
-    Retire,
     Return,
     Settled,
     Spare,
     Speeds,
-    Step,
     Submit,
-    Want,
 )
-from baton.actors.requests import EndReason, Request, RetireReason, most_resumed
+from baton.actors.requests import EndReason, Request, most_resumed
 from baton.actors.scheduler.plan import (
     checkpoint_positions,
     plan,
-    steady_until,
-    worth_saving,
 )
 from baton.actors.scheduler.queue import OpenRequest
-from baton.actors.scheduler.state import Limits, Plan, ScheduledRow, SchedulerState, StepPlan
-from baton.actors.scheduler.strategy import max_checkpoint_slots
-from baton.actors.tokens import count, pack
+from baton.actors.scheduler.rows import RunningRows
+from baton.actors.scheduler.state import Limits, Plan, SchedulerState
 
 
 @dataclass
@@ -66,13 +54,10 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.state = SchedulerState(self.limits)
+        self.rows = RunningRows(self.send, self.state, self.counters, self.positions)
         self._records: dict[str, OpenRequest] = {}  # all open requests, by id
-        self._wants: set[int] = set()  # grants with a Want that is not answered
-        self._keeps_checkpoints = max_checkpoint_slots(self.limits.strategy, self.limits.overlap, 1) > 0
-        self._new_pages: dict[int, list[int]] = {}  # pages that the next Step hands to forward, by grant
         self._arrivals = 0  # requests accepted
         self._grants = 0  # grant ids given out
-        self._served = 0  # how many times rows have advanced
         self._draining = self._drained = False
         self._same_id_waiting: dict[str, Request] = {}  # requests that wait until an older one with their id is over
         self._pauses: list[Pause] = []  # the pauses that are not answered yet
@@ -88,29 +73,26 @@ class Scheduler:
             case Refused():
                 self._refused(message)
             case Spare():
-                self._spare(message)
+                self.rows.spare(message)
             case Mark(grant, position):
-                self._mark(grant, position)
-            case Extended(pages, starved):
-                self._extended(pages, starved)
+                self.rows.mark(grant, position)
+            case Extended():
+                self.rows.extended(message)
             case Filled(grant):
-                if grant in self.state.rows:
-                    self.state.rows[grant].filling = False
+                self.rows.filled(grant)
             case Closed(grant):
                 self.state.closing.pop(grant, None)
                 self.state.cancelled.pop(grant, None)
             case Settled(_, finished, failed, advanced, proposals, chance):
-                self._settled(advanced, proposals, chance)
+                self.rows.settle(advanced, proposals, chance)
                 for grant in finished:
-                    self._retire(grant, "finished")
+                    self.rows.retire(grant, "finished")
                 for grant in failed:
-                    self._retire(grant, "failed")
+                    self.rows.retire(grant, "failed")
             case Masked(masks, finished):
-                for mask in masks:
-                    if mask.grant in self.state.rows:
-                        self.state.rows[mask.grant].mask = mask
+                self.rows.mask(masks)
                 for grant in finished:
-                    self._retire(grant, "finished")
+                    self.rows.retire(grant, "finished")
             case Requeue(request, suspect_until):
                 self._requeue(request, suspect_until)
             case Over(request):
@@ -183,7 +165,7 @@ class Scheduler:
             return
         record.ended_by = "timeout" if reason == "timeout" else "aborted"
         if record.admitted and record.grant is not None:
-            self._retire(record.grant, record.ended_by)
+            self.rows.retire(record.grant, record.ended_by)
         elif not record.admitted:
             self._leave_queue(record)
             self._end(record, reason, "the request was aborted")
@@ -219,31 +201,9 @@ class Scheduler:
         if record is None:
             self.send("cache", Return(granted.grant, granted.state))  # cancelled while Granted was on its way
             return
-        request = record.request
         self.state.queue.remove(record)
         record.admitted = True
-        size = self.limits.page_size
-        row = ScheduledRow(
-            record=record,
-            grant=granted.grant,
-            position=granted.hit.cached_tokens,
-            length=count(request.tokens),
-            budget=request.stops.max_tokens - (count(request.tokens) - request.prompt_len),
-            capacity=len(granted.pages) * size if size else None,
-            targets=self._targets(request, granted),
-            filling=granted.fill is not None,
-            constrained=bool(request.grammar),
-        )
-        self.state.add(row)
-        how_to_fill = granted.moved, granted.loan, granted.pages, granted.page_copy, granted.fill
-        self.send("forward", Admit(granted.grant, request, granted.state, granted.hit, *how_to_fill))
-
-    def _targets(self, request: Request, granted: Granted) -> dict[int, Kind]:
-        """Return the positions to checkpoint that are far enough past the granted state to be worth a slot."""
-        if not self._keeps_checkpoints:
-            return {}
-        positions = self.positions(request, granted.branch)
-        return worth_saving(positions, granted.hit.cached_tokens, count(request.tokens), self.limits.min_saving)
+        self.rows.admit(record, granted)
 
     def _refused(self, refused: Refused) -> None:
         record = self.state.acquiring.pop(refused.grant, None)
@@ -252,42 +212,6 @@ class Scheduler:
             return
         self.state.queue.remove(record)
         self._end(record, "too_large", refused.message)
-
-    def _spare(self, spare: Spare) -> None:
-        """Give a row its checkpoint slots. Denied positions are not saved. The slots of a retired row are freed."""
-        self._wants.discard(spare.grant)
-        row = self.state.rows.get(spare.grant)
-        if row is None:
-            if spare.leases:
-                self.send("cache", Free(spare.leases))
-            return
-        row.awaits_spares = False
-        row.spares += spare.leases
-        for position in spare.denied:
-            if row.targets.pop(position, None) is not None:
-                self.counters["checkpoints_skipped"] += 1
-
-    def _mark(self, grant: int, position: int) -> None:
-        """Plan to save the row's state at this position for other requests; answer Passed if that is impossible."""
-        row = self.state.rows.get(grant)
-        # No answer is needed: the state is being saved, or the account closes soon, which ends the wait in the cache.
-        if row is None or position in row.saved:
-            return
-        if row.position >= position or not self._keeps_checkpoints:
-            self.send("cache", Passed(grant, position))
-        else:
-            row.targets[position] = min(row.targets.get(position, Kind.BRANCH), Kind.BRANCH)
-            row.marks.add(position)
-            row.refill = True
-
-    def _extended(self, pages: list[GrantPages], starved: list[int]) -> None:
-        for addition in pages:
-            row = self.state.rows.get(addition.grant)
-            if row is not None and row.capacity is not None:
-                row.capacity += len(addition.pages) * self.limits.page_size
-                row.extending = False
-                self._new_pages.setdefault(addition.grant, []).extend(addition.pages)
-        self.state.starved = {grant for grant in starved if grant in self.state.rows}
 
     # Carrying out a plan
 
@@ -300,20 +224,14 @@ class Scheduler:
             self._acquire(record)
         for grant, reason in commands.retire:
             self.counters[f"rows_{reason}"] += 1
-            self._retire(grant, reason)
+            self.rows.retire(grant, reason)
         if commands.step is not None:
-            self._step(commands.step)
+            self.rows.step(commands.step)
+        # The step may just have retired a row, at its last position; a Want or Extend for it is not sent.
         for grant, checkpoints in commands.want:
-            self._want(grant, checkpoints)
-        # The step may just have retired a row, at its last position.
-        extend = [grant for grant in commands.extend if grant in self.state.rows]
-        if extend:
-            for grant in extend:
-                self.state.rows[grant].extending = True
-            self.send("cache", Extend(extend))
-        for row in self.state.rows.values():
-            if row.position >= row.steady_until:
-                row.steady_until = steady_until(self.limits, row)
+            self.rows.want(grant, checkpoints)
+        self.rows.extend(commands.extend)
+        self.rows.find_steady()
         return commands.step is not None and self.state.in_flight < self.limits.depth
 
     def _acquire(self, record: OpenRequest) -> None:
@@ -325,17 +243,17 @@ class Scheduler:
         self.send(
             "cache",
             Acquire(
-                record.grant,
-                request.tokens,
-                most_resumed(request),
-                request.salt,
-                predecessor,
-                request.session,
-                request.priority,
-                request.checkpoints,
-                request.keep,
-                record.overtaken,
-                request.hint,
+                grant=record.grant,
+                tokens=request.tokens,
+                limit=most_resumed(request),
+                salt=request.salt,
+                predecessor=predecessor,
+                session=request.session,
+                priority=request.priority,
+                checkpoints=request.checkpoints,
+                keep=request.keep,
+                overtaken=record.overtaken,
+                hint=request.hint,
             ),
         )
 
@@ -354,93 +272,8 @@ class Scheduler:
         self.state.cancelled[grant] = self.state.acquiring.pop(grant)
         self.send("cache", Cancel(grant))
 
-    def _retire(self, grant: int, reason: RetireReason) -> None:
-        """Retire a row, unless it has been retired already: the first reason counts."""
-        row = self.state.remove(grant)
-        if row is None:
-            return
-        self.state.closing[grant] = row.record
-        self.state.starved.discard(grant)
-        self._new_pages.pop(grant, None)
-        row.record.grant, row.record.predecessor = None, grant
-        if row.spares:
-            self.send("cache", Free(row.spares))
-            row.spares = []
-        self.send("forward", Retire(grant, reason, row.position))
-
-    def _step(self, step: StepPlan) -> None:
-        """Send a planned step, and advance its rows."""
-        self.state.steps += 1
-        self.state.in_flight += 1
-        self.state.last_step_isolated = step.isolated
-        for grant, position in step.missed:
-            if position in self.state.rows[grant].marks:
-                self.send("cache", Passed(grant, position))
-        for grant, position in [*step.missed, *step.checkpoints]:
-            del self.state.rows[grant].targets[position]
-        self.counters["checkpoints_skipped"] += len(step.missed)
-        checkpoints = [self._checkpoint(grant, position) for grant, position in step.checkpoints]
-        pages = [GrantPages(grant, pages) for grant, pages in self._new_pages.items()]
-        self._new_pages.clear()
-        drafts = [RowDrafts(grant, pack(tokens)) for grant, tokens in step.drafts.items()]
-        self.state.drafting = bool(drafts or step.predict)
-        of_step = step.chunks, step.sit_out, checkpoints, pages, step.masks, drafts, step.propose, step.predict
-        self.send("forward", Step(self.state.steps, *of_step))
-        rows = self.state.rows
-        for chunk in step.chunks:
-            self._advance(rows[chunk.grant], chunk.tokens)
-        for grant in step.decodes:
-            self._advance(rows[grant], 1)
-
-    def _settled(self, advanced: list[Advance], proposals: list[Proposal], chance: float) -> None:
-        """Advance rows by their accepted drafts, and keep the proposals for the next step."""
-        self.state.in_flight -= 1
-        self.state.drafting = self.state.drafting and self.state.in_flight > 0
-        rows = self.state.rows
-        for advance in advanced:
-            if advance.accepted and advance.grant in rows:
-                self._advance(rows[advance.grant], advance.accepted)
-        self.state.propose(proposals, chance)
-
-    def _checkpoint(self, grant: int, position: int) -> Checkpoint:
-        row = self.state.rows[grant]
-        row.refill = True
-        row.saved.add(position)
-        return Checkpoint(grant, position, row.spares.pop())
-
-    def _advance(self, row: ScheduledRow, tokens: int) -> None:
-        self._served = row.served = self._served + 1
-        row.position += tokens
-        if row.position > row.steady_until:
-            self._arrive(row, row.position - tokens)
-
-    def _arrive(self, row: ScheduledRow, begin: int) -> None:
-        """Handle a row's new position past its prompt. begin: the row's position before the step.
-
-        The row's next output checkpoint becomes a target, and the row is retired when it has used its token budget.
-        """
-        if row.prefilling:
-            return
-        interval = self.limits.track_interval
-        if not interval or not self._keeps_checkpoints or row.record.request.keep == "never":
-            pass  # no checkpoints in the output
-        elif begin < row.length or row.position // interval > begin // interval:
-            boundary = (row.position // interval + 1) * interval
-            if boundary <= row.last:
-                row.targets[boundary] = Kind.CHECKPOINT
-        if row.position == row.last:
-            self._retire(row.grant, "limit")
-
-    def _want(self, grant: int, checkpoints: list[tuple[int, Kind]]) -> None:
-        row = self.state.rows.get(grant)
-        if row is not None:
-            row.awaits_spares, row.refill = True, False
-            row.requested.update(position for position, _ in checkpoints)
-            self._wants.add(grant)
-            self.send("cache", Want(grant, checkpoints))
-
     def _expects_leases(self) -> bool:
-        return bool(self.state.closing or self.state.cancelled or self._wants)
+        return bool(self.state.closing or self.state.cancelled or self.rows.wants)
 
     def _idle(self) -> bool:
         return not self._records and not self._expects_leases() and self.state.in_flight == 0

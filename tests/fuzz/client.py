@@ -100,6 +100,8 @@ class Client:
             await socket.send_bytes(self._filled(request.body))
             await socket.send_str(json.dumps(last))
             async for message in socket:
+                if message.type is aiohttp.WSMsgType.ERROR:
+                    break
                 event = json.loads(message.data)
                 if event["type"] == "error" and LAST in event["error"]["message"]:
                     return answer

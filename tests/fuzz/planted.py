@@ -1,14 +1,13 @@
 """Planted bugs that only requests of an unusual form can show, and how to plant one."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
-from unittest import mock
 
 from msgspec import Meta
 from msgspec.structs import replace
 
-from baton.actors.requests import Sampling, Stops
+from baton.actors.requests import Stops
 from baton.api import parsing
 from baton.api.generation import messages, request_builder
 from baton.api.generation.fields import SamplingParams
@@ -16,7 +15,7 @@ from baton.api.generation.served_model import ServedModel
 from baton.api.openai import chat, completions
 from baton.api.responses import input_items
 from baton.api.sessions.session import OpenTurn
-from tests.simulation.planting import Patch
+from tests.simulation.planting import Patch, planting
 
 
 def a_bias_is_checked_by_its_first_digits(patch: Patch) -> None:
@@ -33,8 +32,8 @@ def a_bias_is_checked_by_its_first_digits(patch: Patch) -> None:
 def stop_tokens_are_not_checked(patch: Patch) -> None:
     """Planted bug: stop token ids may be outside of the vocabulary."""
 
-    def stops(model: ServedModel, params: SamplingParams, room: int) -> Stops:
-        plain = real(model, replace(params, stop_token_ids=[]), room)
+    def stops(model: ServedModel, params: SamplingParams) -> Stops:
+        plain = real(model, replace(params, stop_token_ids=[]))
         return replace(plain, token_ids=(*params.stop_token_ids, *plain.token_ids))
 
     real = request_builder.stops
@@ -77,8 +76,8 @@ def alternatives_have_no_upper_bound(patch: Patch) -> None:
 def min_tokens_may_exceed_max_tokens(patch: Patch) -> None:
     """Planted bug: min_tokens above max_tokens is lowered to max_tokens instead of refused."""
 
-    def stops(model: ServedModel, params: SamplingParams, room: int) -> Stops:
-        return real(model, replace(params, min_tokens=min(params.min_tokens, params.max_tokens or 2**31)), room)
+    def stops(model: ServedModel, params: SamplingParams) -> Stops:
+        return real(model, replace(params, min_tokens=min(params.min_tokens, params.max_tokens or 2**31)))
 
     real = request_builder.stops
     patch(request_builder, "stops", stops)
@@ -86,25 +85,22 @@ def min_tokens_may_exceed_max_tokens(patch: Patch) -> None:
 
 def a_seed_has_any_size(patch: Patch) -> None:
     """Planted bug: a seed reaches the device without being reduced to the range of int64."""
-
-    def sampling(model: ServedModel, params: SamplingParams) -> Sampling:
-        chosen = real(model, params)
-        return replace(chosen, seed=params.seed) if params.seed is not None else chosen
-
-    real = request_builder.sampling
-    patch(request_builder, "sampling", sampling)
+    real = request_builder.ring_seed
+    patch(request_builder, "ring_seed", lambda seed: real(None) if seed is None else seed)
 
 
 def a_role_may_be_anything(patch: Patch) -> None:
-    """Planted bug: the role of a message need not be a string."""
-    patch(messages, "isinstance", lambda value, kind: True if kind is str else isinstance(value, kind))
+    """Planted bug: only roles that are strings are checked."""
+    real = messages.read_role
+    patch(messages, "read_role", lambda role, at: real(role, at) if isinstance(role, str) else messages.ROLES[role])
 
 
 def a_number_in_a_query_is_any_digits(patch: Patch) -> None:
     """Planted bug: a number in a query may consist of characters that only str.isdigit accepts, such as "²"."""
 
     def read_number(query: Any, name: str, what: str) -> int | None:
-        return int(query[name]) if query.get(name, "").isdigit() else None
+        text = query.get(name, "")
+        return int(text) if text.isdigit() and len(text) <= parsing.MAX_DIGITS else None
 
     patch(input_items, "read_number", read_number)
 
@@ -139,13 +135,6 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
 }
 
 
-@contextmanager
-def planted(name: str) -> Iterator[None]:
+def planted(name: str) -> AbstractContextManager[None]:
     """Plant the bug of this name while the block runs."""
-    with ExitStack() as patches:
-
-        def patch(owner: Any, attribute: str, value: Any) -> None:
-            patches.enter_context(mock.patch.object(owner, attribute, value, create=True))
-
-        PLANTED[name](patch)
-        yield
+    return planting(PLANTED[name])

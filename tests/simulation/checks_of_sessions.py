@@ -176,7 +176,7 @@ class SessionChecks:
 
     def _check_copy(self, node: Node[StateCopy], copy: StateCopy) -> None:
         """Check that a copy is where its flags say, and that it holds the right state and KV entries."""
-        there = self._device.vault.get(copy.key) if copy.in_host else None
+        there = self._device.vault.get(copy.key) if copy.host is Presence.PRESENT else None
         found = (copy.key, copy.host, copy.disk, copy.busy, id(there))
         if self._right.get(node) == found:
             return
@@ -184,7 +184,7 @@ class SessionChecks:
         assert copy.host is not Presence.ABSENT or copy.disk is not Presence.ABSENT or copy.busy, (
             f"{node.id} is nowhere"
         )
-        if copy.in_host:
+        if copy.host is Presence.PRESENT:
             assert there is not None or copy.key in self._device.exporting | self._device.unmade, (
                 f"copy {copy.key} is not there"
             )

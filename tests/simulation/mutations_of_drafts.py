@@ -1,13 +1,18 @@
 """Planted bugs in how drafts are fed, accepted and put into states."""
 
+from collections import Counter
+from typing import Any
+
+from msgspec.structs import replace as replaced
+
 from baton.actors.forward import actor as forward_actor
 from baton.actors.forward.actor import Forward, LaunchedStep, RunningRow
 from baton.actors.forward.device import Work, WorkDraft
 from baton.actors.grants import Advance, RowMask
-from baton.actors.messages import Admit, Retire, Step, Stepped
+from baton.actors.messages import Retire, Step, Stepped
 from baton.actors.results.actor import RequestHistory, ResultProcessor
 from baton.actors.scheduler import drafts as planning, plan
-from baton.actors.scheduler.actor import Scheduler
+from baton.actors.scheduler.rows import RunningRows
 from baton.actors.scheduler.state import ScheduledRow, SchedulerState
 from tests.simulation.hash_device import HashDevice
 from tests.simulation.planting import Patch
@@ -15,16 +20,15 @@ from tests.simulation.planting import Patch
 
 def ring_read_after_a_rejection(patch: Patch) -> None:
     """Planted bug: a state consumes all drafts of the last step, also the rejected ones."""
-    original = Forward._stepped
+    original = Forward._advance
 
-    def stepped(self: Forward, running: LaunchedStep, ran: object) -> Stepped:
-        message = original(self, running, ran)
-        for grant, drafts in running.drafts.items():
-            if grant in self.rows and grant in message.grants:
-                self.rows[grant].accepted = len(drafts)
-        return message
+    def advance(self: Forward, row: RunningRow, drafts: list[int]) -> WorkDraft:
+        feed = original(self, row, drafts)
+        numbers: dict[int, int] = self.__dict__.setdefault("numbers", {})  # of drafts in each row's last step, by grant
+        fed, numbers[row.grant] = numbers.get(row.grant, 0), len(drafts)
+        return replaced(feed, replays=fed)
 
-    patch(Forward, "_stepped", stepped)
+    patch(Forward, "_advance", advance)
 
 
 def one_draft_too_many_accepted(patch: Patch) -> None:
@@ -45,16 +49,15 @@ def one_draft_too_many_accepted(patch: Patch) -> None:
 
 def accepted_drafts_replayed_again(patch: Patch) -> None:
     """Planted bug: drafts that the state has consumed are put into it again in the next step."""
-    original = Forward._step
+    original = Forward._advance
 
-    def step(self: Forward, message: Step) -> None:
-        before = {grant: row.accepted for grant, row in self.rows.items()}
-        original(self, message)
-        for grant, row in self.rows.items():
-            if before[grant] and not row.accepted and grant not in message.sit_out:
-                row.accepted, row.position = before[grant], row.position - before[grant]
+    def advance(self: Forward, row: RunningRow, drafts: list[int]) -> WorkDraft:
+        feed = original(self, row, drafts)
+        consumed: dict[int, int] = self.__dict__.setdefault("consumed", {})  # in each row's last step, by grant
+        again, consumed[row.grant] = consumed.get(row.grant, 0), 0 if drafts else feed.replays
+        return replaced(feed, replays=feed.replays or again)
 
-    patch(Forward, "_step", step)
+    patch(Forward, "_advance", advance)
 
 
 def commit_of_drafts_after_the_stop(patch: Patch) -> None:
@@ -153,38 +156,37 @@ def drafts_beyond_a_checkpoint(patch: Patch) -> None:
 
 def tokens_after_a_stop(patch: Patch) -> None:
     """Planted bug: accepted drafts after a token that stops the request belong to its output."""
-    original = ResultProcessor._stepped
+    original, original_add = ResultProcessor._stepped, ResultProcessor._add
+    left = Counter[int]()  # tokens of the step that have not been added, by grant
+    ends: dict[int, tuple[Any, Any]] = {}  # how a request with further tokens in the step has finished, by grant
 
     def stepped(self: ResultProcessor, message: Stepped) -> None:
-        stopped = {}
-        for grant in set(message.grants):
-            record = self._grants[grant]
-            stopped[record] = record.finish
+        left.clear()
+        left.update(message.grants)
+        ends.clear()
+        original(self, message)
 
-        def add(self: ResultProcessor, record: RequestHistory, token: int) -> str:
-            text = original_add(self, record, token)
-            if record.finish is not None:
-                stopped[record], record.finish = record.finish, stopped[record]
-            return text
-
-        original_add = ResultProcessor._add
-        ResultProcessor._add = add
-        try:
-            original(self, message)
-        finally:
-            ResultProcessor._add = original_add
+    def add(self: ResultProcessor, record: RequestHistory, token: int) -> str:
+        text = original_add(self, record, token)
+        left[record.grant] -= 1
+        if record.finish is not None:
+            ends.setdefault(record.grant, (record.finish, record.stop_reason))
+        if record.grant in ends:
+            record.finish, record.stop_reason = (None, None) if left[record.grant] else ends[record.grant]
+        return text
 
     patch(ResultProcessor, "_stepped", stepped)
+    patch(ResultProcessor, "_add", add)
 
 
 def accepted_count_ignored(patch: Patch) -> None:
     """Planted bug: the scheduler does not advance rows by their accepted drafts."""
-    original = Scheduler._settled
+    original = RunningRows.settle
 
-    def settled(self: Scheduler, advanced: list[Advance], proposals: list[object]) -> None:
-        original(self, [], proposals)
+    def settle(self: RunningRows, advanced: list[Advance], proposals: list[object], chance: float) -> None:
+        original(self, [], proposals, chance)
 
-    patch(Scheduler, "_settled", settled)
+    patch(RunningRows, "settle", settle)
 
 
 def step_before_drafts_are_settled(patch: Patch) -> None:
@@ -194,22 +196,20 @@ def step_before_drafts_are_settled(patch: Patch) -> None:
 
 def ring_of_the_row_before(patch: Patch) -> None:
     """Planted bug: a new row replays drafts of the row that had its index before."""
-    left: dict[int, int] = {}
-    original_retire, original_admit = Forward._retire, Forward._admit
+    original_retire, original_advance = Forward._retire, Forward._advance
 
     def retire(self: Forward, message: Retire) -> None:
         row = self.rows[message.grant]
-        left[row.index] = row.accepted
+        self.__dict__.setdefault("left", {})[row.index] = row.accepted
         original_retire(self, message)
 
-    def admit(self: Forward, message: Admit) -> None:
-        original_admit(self, message)
-        row: RunningRow = self.rows[message.grant]
-        row.accepted = left.pop(row.index, 0)
-        row.position -= row.accepted
+    def advance(self: Forward, row: RunningRow, drafts: list[int]) -> WorkDraft:
+        feed = original_advance(self, row, drafts)
+        before = self.__dict__.get("left", {}).pop(row.index, 0)
+        return replaced(feed, replays=feed.replays or before)
 
     patch(Forward, "_retire", retire)
-    patch(Forward, "_admit", admit)
+    patch(Forward, "_advance", advance)
 
 
 def mask_of_another_draft(patch: Patch) -> None:
@@ -230,8 +230,6 @@ def drafts_of_another_row(patch: Patch) -> None:
     def run(self: HashDevice, work: Work) -> None:
         replays = [draft.replays for draft in reversed(work.drafts)]
         pairs = zip(work.drafts, replays, strict=True)
-        drafts = [WorkDraft(draft.row, number, draft.tokens) for draft, number in pairs]
-        fields = work.chunks, work.decodes, work.positions, work.checkpoints, work.masks, drafts, work.commits
-        original(self, Work(work.step, *fields))
+        original(self, replaced(work, drafts=[replaced(draft, replays=number) for draft, number in pairs]))
 
     patch(HashDevice, "run", run)

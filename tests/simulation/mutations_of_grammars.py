@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace as replaced
+
 from baton.actors.forward.device import Work, WorkMask
 from baton.actors.messages import Admitted, Masked, Message
 from baton.actors.requests import Stops
@@ -27,7 +29,7 @@ def mask_of_another_row(patch: Patch) -> None:
     def run(self: HashDevice, work: Work) -> None:
         words = [mask.words for mask in reversed(work.masks)]
         masks = [WorkMask(mask.row, word) for mask, word in zip(work.masks, words, strict=True)]
-        original(self, Work(work.step, work.chunks, work.decodes, work.positions, work.checkpoints, masks))
+        original(self, replaced(work, masks=masks))
 
     patch(HashDevice, "run", run)
 

@@ -7,7 +7,7 @@ from baton.actors.kinds import Kind
 from baton.actors.messages import Granted, Retired
 from baton.actors.requests import Request
 from baton.actors.results.actor import RequestHistory, ResultProcessor
-from baton.actors.scheduler.actor import Scheduler
+from baton.actors.scheduler.rows import RunningRows
 from tests.simulation.planting import Patch
 
 
@@ -33,22 +33,22 @@ def retracted_state_freed(patch: Patch) -> None:
 
 def requested_checkpoint_one_late(patch: Patch) -> None:
     """Planted bug: a checkpoint that the client requested is taken one token after its position."""
-    original = Scheduler._targets
+    original = RunningRows._targets
 
-    def targets(self: Scheduler, request: Request, granted: Granted) -> dict[int, Kind]:
+    def targets(self: RunningRows, request: Request, granted: Granted) -> dict[int, Kind]:
         found = original(self, request, granted)
         return {p + 1 if kind is Kind.ASKED else p: kind for p, kind in found.items()}
 
-    patch(Scheduler, "_targets", targets)
+    patch(RunningRows, "_targets", targets)
 
 
 def checkpoint_of_an_unneeded_end(patch: Patch) -> None:
     """Planted bug: a request with `keep` "never" checkpoints the end of its prompt like any other request."""
 
-    def targets(self: Scheduler, request: Request, granted: Granted) -> dict[int, Kind]:
+    def targets(self: RunningRows, request: Request, granted: Granted) -> dict[int, Kind]:
         return {request.prompt_len - 1: Kind.PROMPT_END} if request.prompt_len - 1 > granted.hit.cached_tokens else {}
 
-    patch(Scheduler, "_targets", targets)
+    patch(RunningRows, "_targets", targets)
 
 
 def denial_not_recorded(patch: Patch) -> None:

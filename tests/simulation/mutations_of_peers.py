@@ -38,13 +38,13 @@ def landing_buffer_reused_before_the_fence(patch: Patch) -> None:
 
 def loans_outlive_the_connection(patch: Patch) -> None:
     """Planted bug: the source does not end its loans when the connection ends."""
-    end = Link.end
+    end_loan = Link._end_loan
 
-    def end_without_loans(self: Link, why: str) -> None:
-        self.loans.clear()
-        end(self, why)
+    def end_before_the_end(self: Link, ticket: int) -> None:
+        if not self.ended:
+            end_loan(self, ticket)
 
-    patch(Link, "end", end_without_loans)
+    patch(Link, "_end_loan", end_before_the_end)
 
 
 def ticket_of_an_old_connection_accepted(patch: Patch) -> None:

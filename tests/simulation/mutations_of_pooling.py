@@ -22,11 +22,18 @@ def pooled_tokens_taken_from_the_cache(patch: Patch) -> None:
 def pooled_again_after_a_restart(patch: Patch) -> None:
     """Planted bug: a request that is submitted again after its first token pools once more."""
 
+    submitted_again: set[str] = set()  # request ids
+    original = hash_device.admitted_with_output
+
     def again(request: Request, delivered: bytes, chars: int) -> Request:
+        submitted_again.add(request.id)
         return replaced(resubmission(request, delivered, chars), pooled=request.pooled)
 
+    def admitted_with_output(request: Request) -> bool:
+        return original(request) and request.id not in submitted_again
+
     patch(client, "resubmission", again)
-    patch(hash_device, "admitted_with_output", lambda row: False)
+    patch(hash_device, "admitted_with_output", admitted_with_output)
 
 
 def pooled_result_dropped_before_the_first_token(patch: Patch) -> None:

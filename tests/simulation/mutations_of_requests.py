@@ -16,6 +16,7 @@ from baton.actors.results.actor import RequestHistory, ResultProcessor
 from baton.actors.scheduler import plan
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.scheduler.plan import ScheduledRow, SchedulerState, StepPlan
+from baton.actors.scheduler.rows import RunningRows
 from baton.actors.tokens import pack
 from baton.models.text.stop_strings import StopStrings
 from tests.simulation import client
@@ -83,7 +84,7 @@ def step_after_a_failed_one_believed(patch: Patch) -> None:
     original = Forward._ran
 
     def ran(self: Forward, message: Ran) -> None:
-        poisoned = set(self._poisoned)
+        poisoned = dict(self._poisoned)
         if not message.error:
             self._poisoned.clear()
         original(self, message)
@@ -193,44 +194,44 @@ def overrun_sample_delivered(patch: Patch) -> None:
 
 def spares_kept_at_the_end(patch: Patch) -> None:
     """Planted bug: a row that retires does not return its spare checkpoint slots."""
-    original = Scheduler._retire
+    original = RunningRows.retire
 
-    def retire(self: Scheduler, grant: int, reason: str) -> None:
+    def retire(self: RunningRows, grant: int, reason: str) -> None:
         row = self.state.rows.get(grant)
         if row is not None:
             self._forgotten = [*getattr(self, "_forgotten", []), *row.spares]
             row.spares = []
         original(self, grant, reason)
 
-    patch(Scheduler, "_retire", retire)
+    patch(RunningRows, "retire", retire)
 
 
 def late_spares_kept(patch: Patch) -> None:
     """Planted bug: checkpoint slots that arrive for a row that is gone are not returned."""
-    original = Scheduler._spare
+    original = RunningRows.spare
 
-    def spare(self: Scheduler, message: Any) -> None:
+    def spare(self: RunningRows, message: Any) -> None:
         if message.grant in self.state.rows:
             original(self, message)
         else:
-            self._wants.discard(message.grant)
+            self.wants.discard(message.grant)
             self._forgotten = [*getattr(self, "_forgotten", []), *message.leases]
 
-    patch(Scheduler, "_spare", spare)
+    patch(RunningRows, "spare", spare)
 
 
 def denied_checkpoint_still_wanted(patch: Patch) -> None:
     """Planted bug: a row waits forever for a checkpoint position whose slot was denied."""
-    original = Scheduler._spare
+    original = RunningRows.spare
 
-    def spare(self: Scheduler, message: Spare) -> None:
+    def spare(self: RunningRows, message: Spare) -> None:
         original(self, message)
         row = self.state.rows.get(message.grant)
         if row is not None and message.denied:
             row.targets |= dict.fromkeys(message.denied, Kind.CHECKPOINT)
             row.awaits_spares = True
 
-    patch(Scheduler, "_spare", spare)
+    patch(RunningRows, "spare", spare)
 
 
 def retired_twice(patch: Patch) -> None:
@@ -249,25 +250,25 @@ def retired_twice(patch: Patch) -> None:
 
 def aborted_row_keeps_running(patch: Patch) -> None:
     """Planted bug: a row whose request is aborted or timed out runs to its end."""
-    original = Scheduler._retire
+    original = RunningRows.retire
 
-    def retire(self: Scheduler, grant: int, reason: RetireReason) -> None:
+    def retire(self: RunningRows, grant: int, reason: RetireReason) -> None:
         if reason not in ("aborted", "timeout"):
             original(self, grant, reason)
 
-    patch(Scheduler, "_retire", retire)
+    patch(RunningRows, "retire", retire)
 
 
 def pages_of_an_aborted_row_sent(patch: Patch) -> None:
     """Planted bug: new pages of a row that has retired are sent with the next step."""
-    original = Scheduler._retire
+    original = RunningRows.retire
 
-    def retire(self: Scheduler, grant: int, reason: str) -> None:
+    def retire(self: RunningRows, grant: int, reason: str) -> None:
         pages = dict(self._new_pages)
         original(self, grant, reason)
         self._new_pages.update(pages)
 
-    patch(Scheduler, "_retire", retire)
+    patch(RunningRows, "retire", retire)
 
 
 def lone_request_ends_early(patch: Patch) -> None:
@@ -292,12 +293,12 @@ def donated_twice(patch: Patch) -> None:
     """Planted bug: a final state is donated although the checkpoint donated before it has the same position."""
     original = ResultProcessor._give_back_state
 
-    def give_back_state(self: ResultProcessor, record: RequestHistory, retired: Retired) -> None:
+    def give_back_state(self: ResultProcessor, record: RequestHistory, retired: Retired, is_wanted: bool) -> None:
         is_known = record.start < retired.position == record.donated
         if is_known and not retired.poisoned and not record.request.session:
             self._donate(record, retired.state, retired.position, closes=True)
         else:
-            original(self, record, retired)
+            original(self, record, retired, is_wanted)
 
     patch(ResultProcessor, "_give_back_state", give_back_state)
 

@@ -18,7 +18,7 @@ from baton.actors.cache.page_queue import PageQueue
 from baton.actors.cache.radix import Node
 from baton.actors.forward.actor import Forward
 from baton.actors.lease import Lease
-from baton.actors.messages import Admit, Export, Exported, Granted, Name, SaveFromReq, Step, Suspend, Unname
+from baton.actors.messages import Admit, Drop, Export, Exported, Granted, Name, SaveFromReq, Step, Suspend, Unname
 from baton.actors.scheduler.actor import Scheduler
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.hash_device import HashDevice
@@ -103,12 +103,17 @@ def export_after_the_next_use_of_its_slot(patch: Patch) -> None:
             late.append((message.key, message.state.slot, message.pages, message.position))
             self.send("cache", Exported(message.key, message.state))
             return
-        original(self, message)
-        if isinstance(message, Admit | Step):
+        # A copy that is about to be used or dropped must exist.
+        needs_copies = isinstance(message, Drop) or (isinstance(message, Admit) and message.fill is not None)
+        if not needs_copies:
+            original(self, message)
+        if needs_copies or isinstance(message, Admit | Step):
             for key, *rest in late:
                 self.device.exporting.discard(key)  # type: ignore[attr-defined]
                 self.device.export(key, *rest)
             late.clear()
+        if needs_copies:
+            original(self, message)
 
     patch(Forward, "receive", receive)
 
@@ -166,7 +171,7 @@ def damaged_file_used(patch: Patch) -> None:
 
 def disk_limit_ignored(patch: Patch) -> None:
     """Planted bug: a file is written even when the files already fill the disk limit."""
-    patch(CopyStore, "_make_disk_room", lambda self, size: True)
+    patch(CopyStore, "_make_disk_room", lambda self, size, named=True: True)
 
 
 def failed_write_believed(patch: Patch) -> None:
@@ -245,7 +250,11 @@ def turn_of_a_closed_session_named(patch: Patch) -> None:
 def copy_matched_past_the_limit(patch: Patch) -> None:
     """Planted bug: a copy at the very end of the prompt is used, which leaves no token to feed."""
     original = CopyStore.match
-    patch(CopyStore, "match", lambda self, salt, tokens, limit: original(self, salt, tokens, limit + 1))
+
+    def match(self: CopyStore, salt: str, tokens: bytes, limit: int, pages: int = 0) -> Node[StateCopy] | None:
+        return original(self, salt, tokens, limit + 1, pages)
+
+    patch(CopyStore, "match", match)
 
 
 def copy_of_a_closed_session_stays(patch: Patch) -> None:

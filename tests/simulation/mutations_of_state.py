@@ -21,9 +21,11 @@ from baton.actors.messages import (
     Free,
     Granted,
     Retire,
+    Retired,
 )
 from baton.actors.results.actor import RequestHistory, ResultProcessor
 from baton.actors.scheduler.actor import Scheduler
+from baton.actors.scheduler.rows import RunningRows
 from baton.actors.tokens import WIDTH
 from tests.simulation import driver
 from tests.simulation.hash_device import HashDevice
@@ -57,29 +59,27 @@ def donated_at_the_next_position(patch: Patch) -> None:
 
 def account_closed_in_flight(patch: Patch) -> None:
     """Planted bug: the pages of a row are freed when it is retired, while a step that uses them is in flight."""
-    retire, close = Scheduler._retire, Cache._close
+    retire, original = RunningRows.retire, Cache.receive
 
-    def early(self: Scheduler, grant: int, reason: str) -> None:
+    def early(self: RunningRows, grant: int, reason: str) -> None:
         running = grant in self.state.rows
         retire(self, grant, reason)
         if running:
             self.send("cache", Free([], closes_grant=grant))
 
     def receive(self: Cache, message: Any) -> None:
-        if isinstance(message, Donate) and message.grant not in self.accounts:
-            self.ledger.free(message.state)
-        elif (
-            isinstance(message, Free) and message.closes_grant is not None and message.closes_grant not in self.accounts
-        ):
-            for lease in message.leases:
-                self.ledger.free(lease)
+        if isinstance(message, Free) and not message.leases:  # sent by `early`
+            account = self.accounts.get(message.closes_grant or 0)
+            if account is not None:
+                self.pages.drop_grant_refs(account.pages)
+                account.pages = []
+        elif isinstance(message, Donate) and self.pages.grant_refs and not self.accounts[message.grant].pages:
+            original(self, Free([message.state], closes_grant=message.grant if message.closes else None))
         else:
             original(self, message)
 
-    original = Cache.receive
-    patch(Scheduler, "_retire", early)
+    patch(RunningRows, "retire", early)
     patch(Cache, "receive", receive)
-    patch(Cache, "_close", lambda self, account: account.grant in self.accounts and close(self, account))
 
 
 def loan_not_returned(patch: Patch) -> None:
@@ -117,13 +117,7 @@ def loan_ended_twice(patch: Patch) -> None:
 
 def eviction_under_a_loan(patch: Patch) -> None:
     """Planted bug: a state is evicted while it is lent."""
-
-    def is_evictable(self: Allocator, node: Node[Lease]) -> bool:
-        if node.state is not None:
-            self._ledger.entries[node.state.slot].loans = 0
-        return True
-
-    patch(Allocator, "_is_evictable", is_evictable)
+    patch(Allocator, "_is_evictable", lambda self, node: node.state is not None)
 
 
 def generation_not_bumped(patch: Patch) -> None:
@@ -149,7 +143,7 @@ def checkpoint_of_another_row(patch: Patch) -> None:
         rows = [*(chunk.row for chunk in work.chunks), *work.decodes]
         pairs = zip(work.checkpoints, rows, strict=False)
         mixed = [WorkCheckpoint(row, checkpoint.position, checkpoint.slot) for checkpoint, row in pairs]
-        original(self, Work(work.step, work.chunks, work.decodes, work.positions, mixed))
+        original(self, replaced(work, checkpoints=mixed))
 
     patch(HashDevice, "run", run)
 
@@ -171,10 +165,10 @@ def state_of_an_overrun_reported_too_early(patch: Patch) -> None:
     original = Forward._retire
 
     def retire(self: Forward, message: Retire) -> None:
-        row = self.rows[message.grant]
-        if message.reason == "finished" and any(isinstance(report, LaunchedStep) for report in self._reports):
-            row.position -= 1
+        is_overrun = message.reason == "finished" and any(isinstance(each, LaunchedStep) for each in self._reports)
         original(self, message)
+        if is_overrun and isinstance(report := self._reports[-1], Retired):
+            report.position -= 1
 
     patch(Forward, "_retire", retire)
 
@@ -260,11 +254,11 @@ def epoch_ignored(patch: Patch) -> None:
     """Planted bug: a state that is donated after a flush is stored below a node that the flush has removed."""
     original = Cache._donate
 
-    def donate(self: Cache, message: Donate) -> None:
+    def donate(self: Cache, message: Donate, ends: bool) -> None:
         account = self.accounts[message.grant]
         if account.epoch != self.tree.epoch:
             account.epoch = self.tree.epoch
-        original(self, message)
+        original(self, message, ends)
 
     patch(Cache, "_donate", donate)
 
@@ -308,10 +302,10 @@ def moved_state_freed(patch: Patch) -> None:
     """Planted bug: a cached state that was moved to a request is freed if the request ends before its first step."""
     original = ResultProcessor._give_back_state
 
-    def give_back(self: ResultProcessor, record: RequestHistory, retired: Any) -> None:
+    def give_back(self: ResultProcessor, record: RequestHistory, retired: Retired, is_wanted: bool) -> None:
         if record.moved and retired.position == record.start and not record.request.session:
             self.send("cache", Free([retired.state], closes_grant=retired.grant))
         else:
-            original(self, record, retired)
+            original(self, record, retired, is_wanted)
 
     patch(ResultProcessor, "_give_back_state", give_back)

@@ -15,8 +15,8 @@ from baton.actors.cache.worth.lives import Lives
 from baton.actors.cache.worth.order import ByWorth
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease
-from baton.actors.scheduler.actor import Scheduler
 from baton.actors.scheduler.plan import StepPlan
+from baton.actors.scheduler.rows import RunningRows
 from baton.actors.tokens import Tokens
 from tests.simulation.planting import Patch
 
@@ -104,39 +104,39 @@ def waits_for_an_ended_leader(patch: Patch) -> None:
 
 def late_mark_not_answered(patch: Patch) -> None:
     """Planted bug: a `Mark` for a position that the row has already passed is not answered with `Passed`."""
-    original = Scheduler._mark
+    original = RunningRows.mark
 
-    def mark(self: Scheduler, grant: int, position: int) -> None:
+    def mark(self: RunningRows, grant: int, position: int) -> None:
         row = self.state.rows.get(grant)
         if row is not None and row.position < position:
             original(self, grant, position)
 
-    patch(Scheduler, "_mark", mark)
+    patch(RunningRows, "mark", mark)
 
 
 def saved_state_reported_as_passed(patch: Patch) -> None:
     """Planted bug: a `Mark` for a state that a step in flight saves is answered with `Passed`."""
-    original = Scheduler._mark
+    original = RunningRows.mark
 
-    def mark(self: Scheduler, grant: int, position: int) -> None:
+    def mark(self: RunningRows, grant: int, position: int) -> None:
         row = self.state.rows.get(grant)
         if row is not None:
             row.saved.clear()
         original(self, grant, position)
 
-    patch(Scheduler, "_mark", mark)
+    patch(RunningRows, "mark", mark)
 
 
 def missed_mark_not_reported(patch: Patch) -> None:
     """Planted bug: a step crosses a marked position without a checkpoint slot, and no `Passed` is sent."""
-    original = Scheduler._step
+    original = RunningRows.step
 
-    def step(self: Scheduler, step: StepPlan) -> None:
+    def step(self: RunningRows, step: StepPlan) -> None:
         for row in self.state.rows.values():
             row.marks.clear()
         original(self, step)
 
-    patch(Scheduler, "_step", step)
+    patch(RunningRows, "step", step)
 
 
 def passed_ignored(patch: Patch) -> None:

@@ -34,10 +34,15 @@ def failure(scenario: Scenario) -> Failure | None:
     try:
         simulation.run()
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{frame.filename.rsplit('/', 1)[-1]}:{frame.name}"
-        return Failure(type(error).__name__, where, str(error), simulation.delivered)
+        return failure_of(error, simulation.delivered)
     return None
+
+
+def failure_of(error: Exception, deliveries: int) -> Failure:
+    """Return the failure that an error of a simulation shows. deliveries: number of messages delivered before it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{frame.filename.rsplit('/', 1)[-1]}:{frame.name}"
+    return Failure(type(error).__name__, where, str(error), deliveries)
 
 
 def shrink(scenario: Scenario) -> tuple[Scenario, Failure]:

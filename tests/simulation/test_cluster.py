@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import ExitStack
-from unittest import mock
 
 import pytest
 
 from tests.simulation import mutations_of_peers
 from tests.simulation.cluster import Cluster
+from tests.simulation.mutations import is_out_of_date
+from tests.simulation.planting import planting
+from tests.simulation.shrink import failure_of
 
 # The first seed that finds each planted bug. After a change to what seeds draw, search again with `first_failure`.
 FOUND_BY = {
@@ -89,8 +90,7 @@ def test_every_planted_bug_is_listed() -> None:
 def test_the_simulation_finds(name: str) -> None:
     """Each planted bug is found by its seed, with which the right code passes."""
     run([FOUND_BY[name]], may_draft=False)
-    with ExitStack() as stack, pytest.raises(Exception):  # noqa: B017 (any check may notice the bug)
-        getattr(mutations_of_peers, name)(
-            lambda owner, attribute, value: stack.enter_context(mock.patch.object(owner, attribute, value))
-        )
+    with planting(getattr(mutations_of_peers, name)), pytest.raises(Exception) as raised:  # any check may notice it
         run([FOUND_BY[name]], may_draft=False)
+    found = failure_of(raised.value, 0)
+    assert not is_out_of_date(found), f"the mutation is out of date: {found}"

@@ -90,7 +90,7 @@ class Group(Simulation):
         scheduler = self.unit.scheduler
         for row in list(scheduler.state.rows.values()):
             if row.record.request.id == "r0":
-                scheduler._retire(row.grant, "retracted")
+                scheduler.rows.retire(row.grant, "retracted")
                 self._ready_to("act", "scheduler")
 
 

@@ -1,12 +1,17 @@
 """Each planted bug is found: by the recorded seed and, in the soak, also by fresh seeds."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from baton.actors.cache.actor import Cache
+from baton.actors.cache.below.copies import CopyStore
 from baton.actors.scheduler.plan import Limits
+from baton.actors.scheduler.rows import RunningRows
 from baton.actors.scheduler.strategy import Strategy
-from tests.simulation.mutations import MUTATIONS, first_seed as find, planted, scenario_for
+from tests.simulation.mutations import MUTATIONS, first_seed as find, is_out_of_date, planted, scenario_for
+from tests.simulation.planting import OutOfDate, Patch, check_call, planting
 from tests.simulation.scenario import UNKNOWN, Ask, Leave, Scenario, draw
 from tests.simulation.shrink import Failure, failure, shrink
 
@@ -16,10 +21,10 @@ FOUND_BY = {
     "state_copied_ahead_of_the_stream": 32,
     "page_copied_ahead_of_the_stream": 37,
     "donated_at_the_next_position": 0,
-    "account_closed_in_flight": 0,
+    "account_closed_in_flight": 3,
     "loan_not_returned": 0,
     "loan_ended_twice": 0,
-    "eviction_under_a_loan": 0,
+    "eviction_under_a_loan": 32,
     "generation_not_bumped": 0,
     "checkpoint_of_another_row": 0,
     "checkpoint_at_the_end_of_the_chunk": 0,
@@ -30,7 +35,7 @@ FOUND_BY = {
     "refused_send_moves_leases": 4,
     "resumed_past_the_state": 0,
     "match_past_the_limit": 26,
-    "epoch_ignored": 0,
+    "epoch_ignored": 10,
     "page_dropped_at_a_split": 3,
     "pages_evicted_without_a_slot": 4,
     "blocked_acquire_blocks_all": 9,
@@ -100,7 +105,7 @@ FOUND_BY = {
     "copies_do_not_wait_for_steps": 19,
     "filling_row_planned": 2,
     "lent_copy_dropped": 36,
-    "unfinished_copy_used": 2,
+    "unfinished_copy_used": 22,
     "failed_export_believed": 35,
     "failed_fill_believed": 19,
     "restart_does_not_drain_copies": 158,
@@ -152,14 +157,14 @@ FOUND_BY = {
     "slot_cleared_again_by_a_step_with_drafts": 0,
     "drafts_beyond_the_pages": 13,
     "drafts_beyond_a_checkpoint": 0,
-    "tokens_after_a_stop": 0,
+    "tokens_after_a_stop": 22,
     "accepted_count_ignored": 0,
     "step_before_drafts_are_settled": 0,
     "ring_of_the_row_before": 0,
     "mask_of_another_draft": 28,
     "drafts_of_another_row": 28,
     "pooled_tokens_taken_from_the_cache": 29,
-    "pooled_again_after_a_restart": 6,
+    "pooled_again_after_a_restart": 23,
     "pooled_result_dropped_before_the_first_token": 3,
 }
 # The common prefix of the prompts in the scenarios of rare bugs.
@@ -230,9 +235,38 @@ def test_it_is_found(name: str) -> None:
     assert failure(scenario_of(name)) is None
 
 
-def is_out_of_date(found: Failure) -> bool:
-    """Return whether the bug could not be planted because the code it patches has been renamed."""
-    return found.kind in ("AttributeError", "NameError") and "'NoneType'" not in found.message
+@pytest.mark.parametrize("replacement", [lambda self, message: None, lambda self, message, *, ends: None])
+def test_a_replacement_with_another_signature_is_refused(replacement: Any) -> None:
+    with (
+        pytest.raises(OutOfDate, match=r"Cache\._donate"),
+        planting(lambda patch: patch(Cache, "_donate", replacement)),
+    ):
+        pass
+
+
+def test_a_replacement_must_take_the_arguments_without_defaults_alone() -> None:
+    with pytest.raises(OutOfDate, match="pages"):
+        check_call(CopyStore.match, lambda self, salt, tokens, limit, pages: None, "match")
+    check_call(CopyStore.match, lambda self, *rest: None, "match")
+
+
+def renamed_field(patch: Patch) -> None:
+    patch(RunningRows, "retire", lambda self, *_: self.no_such_field)
+
+
+def unpacked_wrongly(patch: Patch) -> None:
+    patch(RunningRows, "retire", lambda self, *_: dict([1]))
+
+
+@pytest.mark.parametrize("bug", [renamed_field, unpacked_wrongly])
+def test_an_error_of_the_patch_itself_does_not_count(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MUTATIONS, "stale", bug)
+    assert find("stale", range(3)) is None
+
+
+def test_only_the_error_of_a_check_counts() -> None:
+    assert is_out_of_date(Failure("KeyError", "mutations_of_state.py:receive", "7", 5))
+    assert not is_out_of_date(Failure("KeyError", "actor.py:_retire", "7", 5))
 
 
 @pytest.mark.soak
