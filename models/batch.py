@@ -1,7 +1,5 @@
 """The input of a model in one step: packed tokens, and the places of their states and pages in the pools."""
 
-import mmap
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from baton.kernels.drafts import Drafts
 from baton.kernels.prefill.chunk_table import ChunkTable
+from baton.kernels.runtime.memory import mapped
 
 ALIGNMENT = 64  # bytes of a CPU's cache line
 
@@ -232,9 +231,6 @@ def zeros(size: int, device: torch.device) -> Tensor:
 
     Raises OSError if a CPU's system refuses this much memory.
     """
-    if device.type != "cpu" or size == 0:
+    if device.type != "cpu":
         return torch.zeros(size, dtype=torch.uint8, device=device)
-    # torch.zeros would write to all of it. The kernel hands out pages of zeros when they are first written to.
-    # Windows has only one kind of anonymous memory.
-    private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-    return torch.frombuffer(mmap.mmap(-1, size, **private), dtype=torch.uint8)
+    return mapped(size)  # torch.zeros would write to all of it

@@ -1,7 +1,5 @@
 """The arena of host copies: on a GPU page-locked by several threads while weights load, on a CPU only mapped."""
 
-import contextlib
-import mmap
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import structlog
@@ -12,6 +10,7 @@ from baton.actors.storage.arena import Arena
 from baton.actors.storage.lines import HostLines
 from baton.api.config import Config
 from baton.api.machine.memory import bytes_of, free_memory
+from baton.kernels.runtime.memory import mapped
 from baton.models.batch import Model, allocate
 
 HOST_SHARE = 0.125  # default of --host-memory, as a fraction of the free host memory
@@ -43,18 +42,9 @@ def mapped_arena(model: Model, nbytes: int, page_size: int) -> Arena:
     """
     lines = lines_of(model, page_size)
     count = nbytes // lines.nbytes
-    arena = Arena(lines, [_mapped(count * lines.nbytes)] if count else [])
+    arena = Arena(lines, [mapped(count * lines.nbytes)] if count else [])
     arena.keep_ready(READY_STATES * lines.state)
     return arena
-
-
-def _mapped(nbytes: int) -> Tensor:
-    """Map uint8 [nbytes], in huge pages where the system has them. Raises OSError if that is refused."""
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 class ArenaStart:
@@ -101,7 +91,7 @@ class ArenaStart:
         """
         torch.cuda.set_device(self._device)
         try:
-            memory = _mapped(nbytes)
+            memory = mapped(nbytes)
         except OSError:
             return None
         refused = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), nbytes, 0))  # type: ignore[no-untyped-call]

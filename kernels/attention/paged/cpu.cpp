@@ -60,32 +60,34 @@ struct Heads {
 template <class Stored> struct Pages {
     const Stored *at;
     int64_t size, page_stride, stride, head_stride;
+
+    const Stored *row(int64_t page, int64_t offset, int64_t head) const {
+        return at + page * page_stride + offset * stride + head * head_stride;
+    }
 };
 
-// An iterator over a head's keys or values by position. The iterator counts positions within the page, because
-// computing page and offset with a division for each position would take as long as the work on the row.
-template <class Stored> class Rows {
-public:
-    Rows(const Pages<Stored> &all, const int32_t *pages, int64_t kv_head, int64_t position)
-        : all(all), from(all.at + kv_head * all.head_stride), page(pages + position / all.size),
-          offset(position % all.size) {}
+// The addresses of a head's keys and values in a block, by position. Addresses after the last one repeat the first, so
+// that whole vectors of keys can be read.
+template <class Stored> struct Block {
+    int64_t count = 0;
+    const Stored *keys[KEYS], *values[KEYS];
 
-    // Positions left on this page.
-    int64_t left() const { return all.size - offset; }
-
-    // Return the current row, and advance by `count` positions, at most to the page's end.
-    const Stored *next(int64_t count) {
-        const Stored *const row = from + *page * all.page_stride + offset * all.stride;
-        offset += count;
-        if (offset == all.size) offset = 0, ++page;
-        return row;
+    // Set the addresses of `number` positions from `position` on. pages: the pages of the segment.
+    void set(const Pages<Stored> &all_keys, const Pages<Stored> &all_values, const int32_t *pages, int64_t kv_head,
+             int64_t position, int64_t number) {
+        count = number;
+        for (int64_t i = 0; i < count;) {
+            const int64_t page = pages[(position + i) / all_keys.size], offset = (position + i) % all_keys.size;
+            const Stored *key = all_keys.row(page, offset, kv_head), *value = all_values.row(page, offset, kv_head);
+            for (const int64_t end = std::min(count, i + all_keys.size - offset); i < end; i++) {
+                keys[i] = key, values[i] = value;
+                key += all_keys.stride, value += all_values.stride;
+            }
+        }
+        if (count == 0) return;
+        std::fill(keys + count, keys + round_up(count), keys[0]);
+        std::fill(values + count, values + round_up(count), values[0]);
     }
-
-private:
-    const Pages<Stored> &all;
-    const Stored *const from;
-    const int32_t *page;
-    int64_t offset;
 };
 
 // Attention over pages of type Stored. Number: the type of the operands of products. It is bfloat16 if the CPU has
@@ -100,14 +102,15 @@ public:
     const Pages<Stored> keys, values;
     void *const output;  // [T, heads, value_width]
 
-    // Loop over heads, and within a head over blocks, so that long and short segments are spread over the threads.
+    // Loop over blocks, and within a block over heads, whose keys are adjacent in memory. Many parts spread long and short
+    // segments over the threads.
     void run() const {
-        const int64_t blocks = s.blocks[s.count];
-        const int64_t tasks = h.kv_heads * blocks;
-        parallel_for_with<TileRegisters>(tasks, 1, [&](TileRegisters &registers, int64_t begin, int64_t end) {
+        const int64_t tasks = s.blocks[s.count] * h.kv_heads;
+        const auto body = [&](TileRegisters &registers, int64_t begin, int64_t end) {
             registers.set_height(TILE_HEIGHT);
-            for (int64_t i = begin; i < end; i++) attend(i / blocks, i % blocks);
-        });
+            for (int64_t i = begin; i < end; i++) attend(i % h.kv_heads, i / h.kv_heads);
+        };
+        parallel_for_with<TileRegisters>(tasks, 1, body, 4 * PARTS);
     }
 
 private:
@@ -134,9 +137,17 @@ private:
         std::fill(sums, sums + rows * summed, 0.0f);
         std::fill(highest, highest + rows, -FLT_MAX);
         std::fill(totals, totals + rows, 0.0f);
-        const int64_t end = position + last - first;
-        for (int64_t key = s.first_seen(position) / KEYS * KEYS; key < end; key += KEYS)
-            add(segment, kv_head, key, end, position, rows, queries, sums, highest, totals);
+        const int64_t end = position + last - first, begin = s.first_seen(position) / KEYS * KEYS;
+        const auto set = [&](Block<Stored> &block, int64_t key) {
+            const int64_t count = std::clamp<int64_t>(end - key, 0, KEYS);
+            block.set(keys, values, s.table + segment * s.table_stride, kv_head, key, count);
+        };
+        Block<Stored> blocks[2];
+        set(blocks[0], begin);
+        for (int64_t key = begin, turn = 0; key < end; key += KEYS, turn = 1 - turn) {
+            set(blocks[1 - turn], key + KEYS);
+            add(blocks[turn], blocks[1 - turn], key, position, rows, queries, sums, highest, totals);
+        }
         with_type(type, [&](auto *activation) {
             auto *const to = static_cast<decltype(activation)>(output);
             for (int64_t row = 0; row < rows; row++) {
@@ -152,16 +163,16 @@ private:
         return (first + row / h.repeats()) * h.heads + kv_head * h.repeats() + row % h.repeats();
     }
 
-    // Add the block of keys at positions [begin, min(begin + KEYS, last)) to the rows' sums, maxima and totals.
+    // Add a block, whose first position is `begin`, to the rows' sums, maxima and totals. Prefetch the next block.
     // position: the position of the rows' first token.
-    void add(int64_t segment, int64_t kv_head, int64_t begin, int64_t last, int64_t position, int64_t rows,
+    void add(const Block<Stored> &block, const Block<Stored> &next, int64_t begin, int64_t position, int64_t rows,
              const Number *queries, float *sums, float *highest, float *totals) const {
-        const int64_t columns = h.columns(), summed = h.value_columns(), end = std::min(begin + KEYS, last);
+        const int64_t columns = h.columns(), summed = h.value_columns(), count = block.count;
         Number *const turned = numbers(TURNED_KEYS, KEYS * columns);
         Number *const weights = numbers(WEIGHTS, padded_rows(rows) * KEYS);
         float *const scores = scratch(SCORES, rows * KEYS), *const rescale = totals + rows;
-        turn_keys(segment, kv_head, begin, end, last, turned);
-        multiply<Number, Number>(rows, round_up(end - begin), whole(h.width), {queries, columns},
+        turn_keys(block, next, turned);
+        multiply<Number, Number>(rows, round_up(count), whole(h.width), {queries, columns},
                                  {turned, KEYS * PAIRED<Number>}, {}, {scores, KEYS});
         for (int64_t row = 0; row < rows; row++) {
             const int64_t own = position + row / h.repeats();
@@ -173,26 +184,35 @@ private:
             else
                 for (int64_t c = row * summed; c < (row + 1) * summed; c += LANES) put(sums + c, load(sums + c) * kept);
         }
-        // In float32, few rows read the values directly from the pages, and many rows read a float32 copy: a copy pays
-        // only if several tiles read it. The sums are the same either way.
-        Rows<Stored> pages{values, s.table + segment * s.table_stride, kv_head, begin};
         if constexpr (IN_PAIRS) {
-            const bfloat16 *const pairs = pair_values(pages, end - begin);
-            multiply<Stored, Number>(rows, summed, whole(end - begin), {weights, KEYS}, {pairs, 2 * summed},
-                                     {rescale, 1}, {sums, summed});
-        } else if (rows <= 2 * TILE_ROWS && summed == h.value_width) {
-            for (int64_t key = 0, count; key < end - begin; key += count) {
-                count = std::min(pages.left(), end - begin - key);
-                add_values(pages.next(count), values.stride, count, rows, weights + key, sums);
+            const bfloat16 *const pairs = pair_values(block, next);
+            multiply<Stored, Number>(rows, summed, whole(count), {weights, KEYS}, {pairs, 2 * summed}, {rescale, 1},
+                                     {sums, summed});
+        } else {
+            add_floats(block, next, rows, weights, sums);
+        }
+    }
+
+    // sums += weights · values of a block, in float32. Few rows read the values directly from the pages, and many rows read
+    // a float32 copy: a copy pays only if several tiles read it. The sums are the same either way.
+    void add_floats(const Block<Stored> &block, const Block<Stored> &next, int64_t rows, const Number *weights,
+                    float *sums) const {
+        const int64_t summed = h.value_columns(), count = block.count;
+        for (int64_t key = 0; key < next.count; key++)
+            for (int64_t c = 0; c < h.value_width; c += 64 / sizeof(Stored))
+                __builtin_prefetch(next.values[key] + c, 0, SECOND_CACHE);
+        if (rows <= 2 * TILE_ROWS && summed == h.value_width) {
+            for (int64_t key = 0, run; key < count; key += run) {
+                for (run = 1; key + run < count && block.values[key + run] == block.values[key] + run * values.stride;)
+                    run++;
+                add_values(block.values[key], values.stride, run, rows, weights + key, sums);
             }
         } else {
-            float *const block = scratch(VALUES, KEYS * summed);
-            for (int64_t key = 0; key < end - begin; key++) {
-                const Stored *const row = pages.next(1);
+            float *const copy = scratch(VALUES, KEYS * summed);
+            for (int64_t key = 0; key < count; key++)
                 for (int64_t c = 0; c < h.value_width; c += LANES)
-                    put(block + key * summed + c, load(row + c, h.value_width - c));
-            }
-            add_values(block, summed, end - begin, rows, weights, sums);
+                    put(copy + key * summed + c, load(block.values[key] + c, h.value_width - c));
+            add_values(copy, summed, count, rows, weights, sums);
         }
     }
 
@@ -217,68 +237,78 @@ private:
     }
 
     // Return the values as [count / 2, columns, 2], interleaved for pairs of keys, and padded with zeros to WHOLE_INPUTS
-    // keys.
-    const bfloat16 *pair_values(Rows<Stored> &pages, int64_t count) const {
+    // keys. Prefetch those of the next block.
+    const bfloat16 *pair_values(const Block<Stored> &block, const Block<Stored> &next) const {
         const int64_t summed = h.value_columns();
         bfloat16 *const pairs = reinterpret_cast<bfloat16 *>(scratch(VALUES, KEYS * summed / 2));
-        for (int64_t key = 0; key < (count + WHOLE_INPUTS - 1) / WHOLE_INPUTS * WHOLE_INPUTS; key += 2) {
-            const Stored *const first = key < count ? pages.next(1) : nullptr;
-            const Stored *const second = key + 1 < count ? pages.next(1) : nullptr;
-            for (int64_t c = 0; c < h.value_width; c += LANES) {
-                const words low = first ? (words)load(first + c, h.value_width - c) >> 16 : words{};
-                const words high = second ? (words)load(second + c, h.value_width - c) : words{};
-                const words both = low | high;
-                std::memcpy(pairs + key * summed + 2 * c, &both, sizeof both);
-            }
+        for (int64_t key = 0; key < (block.count + WHOLE_INPUTS - 1) / WHOLE_INPUTS * WHOLE_INPUTS; key += 2) {
+            const Stored *const first = key < block.count ? block.values[key] : nullptr;
+            const Stored *const second = key + 1 < block.count ? block.values[key + 1] : nullptr;
+            pair(first, second, key < next.count ? next.values + key : block.values, pairs + key * summed);
         }
         return pairs;
     }
 
-    // Transpose the keys at positions [begin, end) to [width, KEYS], or in pairs to [columns / 2, KEYS, 2], where columns
-    // is the width padded with zeros. Columns of keys from end - begin on are undefined.
-    // Meanwhile prefetch the keys and values of the next block, up to position `last`. Pages are scattered in memory,
-    // so the hardware does not prefetch them.
-    void turn_keys(int64_t segment, int64_t kv_head, int64_t begin, int64_t end, int64_t last, Number *to) const {
-        const int32_t *const pages = s.table + segment * s.table_stride;
-        Rows<Stored> now{keys, pages, kv_head, begin}, next_keys{keys, pages, kv_head, begin + KEYS},
-            next_values{values, pages, kv_head, begin + KEYS};
-        for (int64_t p = begin; p < end; p += LANES) {
-            const Stored *rows[LANES];
-            for (int64_t i = 0; i < LANES; i++) {
-                rows[i] = p + i < end ? now.next(1) : rows[0];
-                if (p + i + KEYS >= last) continue;
-                prefetch(next_keys.next(1), h.width);
-                prefetch(next_values.next(1), h.value_width);
-            }
-            turn_rows(rows, to + (p - begin) * PAIRED<Number>);
+    // Interleave the values of two keys; null stands for zeros. Prefetch the `next` two.
+    void pair(const Stored *first, const Stored *second, const Stored *const *next, bfloat16 *to) const {
+        typedef uint16_t twice __attribute__((vector_size(4 * LANES)));  // 2·LANES numbers
+        constexpr std::make_integer_sequence<int, 2 * LANES> lanes{};
+        int64_t c = 0;
+        for (; first && second && c + 2 * LANES <= h.value_width; c += 2 * LANES) {
+            twice a, b;
+            std::memcpy(&a, first + c, sizeof a);
+            std::memcpy(&b, second + c, sizeof b);
+            __builtin_prefetch(next[0] + c, 0, SECOND_CACHE);
+            __builtin_prefetch(next[1] + c, 0, SECOND_CACHE);
+            const twice low = interleave<0, 2 * LANES>(a, b, lanes), high = interleave<LANES, 2 * LANES>(a, b, lanes);
+            std::memcpy(to + 2 * c, &low, sizeof low);
+            std::memcpy(to + 2 * (c + LANES), &high, sizeof high);
+        }
+        for (; c < h.value_width; c += LANES) {
+            const words low = first ? (words)load(first + c, h.value_width - c) >> 16 : words{};
+            const words high = second ? (words)load(second + c, h.value_width - c) : words{};
+            const words both = low | high;
+            std::memcpy(to + 2 * c, &both, sizeof both);
         }
     }
 
-    static void prefetch(const Stored *row, int64_t width) {
-        for (int64_t c = 0; c < width; c += 64 / sizeof(Stored)) __builtin_prefetch(row + c, 0, SECOND_CACHE);
+    // Transpose a block's keys to [width, KEYS], or in pairs to [columns / 2, KEYS, 2], where columns is the width padded
+    // with zeros. Columns of keys from the block's count on are undefined.
+    // The next block is prefetched line by line meanwhile, its values in pair_values: pages are scattered in memory, so
+    // the hardware does not prefetch them, and with many lines at once the CPU would wait.
+    void turn_keys(const Block<Stored> &block, const Block<Stored> &next, Number *to) const {
+        for (int64_t i = 0; i < block.count; i += LANES)
+            turn_rows(block.keys + i, (i < next.count ? next : block).keys + i, to + i * PAIRED<Number>);
     }
 
-    // Transpose LANES keys: their numbers become columns of `to`, whose rows are KEYS apart.
-    void turn_rows(const Stored *const (&rows)[LANES], Number *to) const {
+    // Transpose LANES keys: their numbers become columns of `to`, whose rows are KEYS apart. Prefetch the `next` ones.
+    void turn_rows(const Stored *const *rows, const Stored *const *next, Number *to) const {
         constexpr int64_t PACKED = sizeof(float) / sizeof(Stored), STEP = LANES * PACKED;
         for (int64_t c = 0; c < h.width; c += STEP) {
             const int64_t count = std::min(STEP, h.width - c);
-            words block[LANES] = {};
+            Stored rest[LANES][STEP];  // The numbers after the last whole vector, padded with zeros.
+            const Stored *from[LANES];
             for (int i = 0; i < LANES; i++) {
-                if (count == STEP)
-                    std::memcpy(&block[i], rows[i] + c, sizeof block[i]);
-                else
-                    std::memcpy(&block[i], rows[i] + c, count * sizeof(Stored));
+                from[i] = rows[i] + c;
+                __builtin_prefetch(next[i] + c, 0, SECOND_CACHE);
+                if (count == STEP) continue;
+                std::memset(rest[i], 0, sizeof rest[i]);
+                std::memcpy(rest[i], from[i], count * sizeof(Stored));
+                from[i] = rest[i];
             }
-            turn(block);
+            words turned[LANES];
+            turn(from, turned);
             if constexpr (IN_PAIRS) {
                 const int64_t padded = std::min(STEP, h.columns() - c);
-                for (int64_t i = 0; i < padded; i += 2)
-                    std::memcpy(to + (c + i) * KEYS, &block[i / 2], sizeof block[0]);
+#pragma GCC unroll 16
+                for (int i = 0; i < LANES; i++)
+                    if (2 * i < padded) std::memcpy(to + (c + 2 * i) * KEYS, &turned[i], sizeof turned[i]);
                 continue;
             }
-            for (int64_t i = 0; i < count; i++) {
-                const words both = block[i / PACKED];
+#pragma GCC unroll 32
+            for (int i = 0; i < STEP; i++) {
+                if (i >= count) continue;
+                const words both = turned[i / PACKED];
                 put(to + (c + i) * KEYS, (floats)(PACKED == 1 ? both : i % 2 ? both & 0xffff0000 : both << 16));
             }
         }

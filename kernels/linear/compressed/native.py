@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from baton.kernels.linear.compressed import reference
 from baton.kernels.linear.compressed.reference import BLOCK, TABLE, UNIT, UNIT_BYTES, WHOLE_BYTES, aligned
 from baton.kernels.linear.dense.native import checked_out, checked_tokens
-from baton.kernels.runtime import cpp
+from baton.kernels.runtime import cpp, memory
 from baton.kernels.runtime.cpp import INT64, POINTER
 from baton.kernels.runtime.cpp.checks import assert_agrees
 
@@ -54,7 +54,7 @@ def compressed(weight: Tensor) -> Tensor | None:
         return None
     sizes = [aligned(TABLE + 4 + 4 * n) + units * UNIT_BYTES + n * (WHOLE_BYTES - UNIT_BYTES) for n in whole.tolist()]
     offsets = torch.tensor([*accumulate(sizes, initial=aligned(8 * (len(sizes) + 1)))])
-    data = torch.empty(int(offsets[-1]), dtype=torch.uint8)
+    data = memory.empty(int(offsets[-1]), dtype=torch.uint8)
     data[: offsets[0]] = F.pad(offsets.view(torch.uint8), (0, int(offsets[0]) - offsets.nbytes))
     run(weight.data_ptr(), stride, None, data.data_ptr(), inputs, outputs)
     return data

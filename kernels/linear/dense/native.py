@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from baton.kernels.linear.dense import reference
-from baton.kernels.runtime import cpp
+from baton.kernels.runtime import cpp, memory
 from baton.kernels.runtime.cpp import INT, INT64, POINTER, TYPES
 from baton.kernels.runtime.cpp.checks import assert_agrees
 
@@ -35,10 +35,11 @@ def packed(weight: Tensor) -> Tensor:
     blocks, steps, whole = -(-outputs // BLOCK), -(-inputs // side), outputs // BLOCK
     rows = weight.detach() if inputs % side == 0 else F.pad(weight.detach(), (0, steps * side - inputs))
     # Write into the result without another copy of the weight: an LM head may be a quarter of a model.
-    result = rows.new_zeros(blocks, steps, BLOCK, side)
+    result = memory.empty(blocks, steps, BLOCK, side, dtype=rows.dtype)
     result[:whole] = rows[: whole * BLOCK].view(whole, BLOCK, steps, side).transpose(1, 2)
     if rest := outputs % BLOCK:
         result[whole, :, :rest] = rows[-rest:].view(rest, steps, side).transpose(0, 1)
+        result[whole, :, rest:] = 0
     return result
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from baton.kernels.linear.dense.native import packed
 from baton.kernels.linear.per_head import reference
-from baton.kernels.runtime import cpp
+from baton.kernels.runtime import cpp, memory
 from baton.kernels.runtime.cpp import INT, INT64, POINTER, TYPES
 from baton.kernels.runtime.cpp.checks import assert_agrees
 
@@ -36,7 +36,7 @@ def takes(weight: Tensor) -> bool:
 
 def pack(weight: Tensor) -> PackedHeads:
     """Pack the weights of all heads, [H, outputs, inputs]."""
-    return PackedHeads(torch.stack([packed(head) for head in weight]), *weight.shape[1:])
+    return PackedHeads(memory.stacked([packed(head) for head in weight]), *weight.shape[1:])
 
 
 def head_linear(x: Tensor, weight: PackedHeads, passed: int = 0) -> Tensor:

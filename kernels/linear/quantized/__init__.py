@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton.kernels.linear.quantized import cpu, native, reference
 from baton.kernels.linear.quantized.forms import INTEGERS, Form, Groups
+from baton.kernels.runtime import memory
 from baton.kernels.runtime.triton import takes
 
 __all__ = ["Form", "Groups", "Layout", "QuantizedWeight", "keep", "keeps", "linear", "look_up", "quantize"]
@@ -53,7 +54,7 @@ def quantize(weight: Tensor, bits: int) -> QuantizedWeight:
     layout = _layout(weight)
     parts = [_packed(layout, *reference.quantize(part, bits), bits) for part in torch.split(weight, OUTPUTS_AT_ONCE)]
     outputs, inputs = weight.shape
-    return QuantizedWeight(torch.cat(parts), INTEGERS[bits], outputs, inputs, weight.dtype, layout)
+    return QuantizedWeight(memory.joined(parts), INTEGERS[bits], outputs, inputs, weight.dtype, layout)
 
 
 def keep(parts: Iterable[Groups], form: Form, outputs: int, inputs: int, dtype: torch.dtype) -> QuantizedWeight:
@@ -62,7 +63,7 @@ def keep(parts: Iterable[Groups], form: Form, outputs: int, inputs: int, dtype: 
     parts: consecutive rows; all but the last have a number of rows that native.BLOCK divides.
     inputs: without padding. dtype: of the rows that look_up returns.
     """
-    data, at = torch.empty(native.shape_of(outputs, inputs, form), dtype=torch.uint8), 0
+    data, at = memory.empty(*native.shape_of(outputs, inputs, form), dtype=torch.uint8), 0
     for part in parts:
         packed = native.packed(part)
         data[at : at + len(packed)] = packed

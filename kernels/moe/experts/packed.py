@@ -10,6 +10,7 @@ from torch import Tensor
 from baton.kernels.linear.dense import PackedWeight, native as linear_native
 from baton.kernels.linear.quantized import Form, Groups, Layout, QuantizedWeight, quantize
 from baton.kernels.linear.quantized.native import packed, shape_of
+from baton.kernels.runtime import memory
 
 M = TypeVar("M")
 
@@ -68,7 +69,7 @@ def keep(
     shape: the number of matrices, and their outputs and inputs.
     """
     count, outputs, inputs = shape
-    data = torch.empty(count, *shape_of(outputs, inputs, form), dtype=torch.uint8)
+    data = memory.empty(count, *shape_of(outputs, inputs, form), dtype=torch.uint8)
     for index, matrix in matrices:
         data[index] = packed(matrix)
     return PackedExperts(data, parts, outputs, inputs, form, dtype, "native")
@@ -91,7 +92,7 @@ def _matrices(weight: Tensor, parts: int) -> Tensor:
 def _stacked(matrices: Sequence[M], make: Callable[[M], Tensor]) -> Tensor:
     """Apply `make` to each matrix and stack the results; at most one result exists outside of the stack."""
     first = make(matrices[0])
-    data = first.new_empty(len(matrices), *first.shape)
+    data = memory.empty(len(matrices), *first.shape, dtype=first.dtype, device=first.device)
     for index, matrix in enumerate(matrices):
         data[index] = make(matrix)
     return data

@@ -4,6 +4,8 @@ import time
 
 import torch
 
+from baton.kernels.runtime.memory import empty
+
 NUMBERS = 2**25
 PASSES = 8
 
@@ -13,7 +15,7 @@ def read_bandwidth(threads: int) -> float:
 
     threads: how many threads read. Torch's number of threads is changed while this runs, and restored.
     """
-    numbers, before = torch.ones(NUMBERS), torch.get_num_threads()
+    numbers, before = empty(NUMBERS, dtype=torch.float32).fill_(1), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         return max(_one_pass(numbers) for _ in range(PASSES))
