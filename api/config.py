@@ -13,10 +13,11 @@ from baton.actors.requests import Speculation
 from baton.actors.scheduler.strategy import Strategy
 from baton.models.loading.pooling import PoolingOption
 
-AtLeastZero: TypeAlias = Annotated[int, Meta(ge=0)]
-AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1)]
-AtLeastTwo: TypeAlias = Annotated[int, Meta(ge=2)]
-Rows: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
+AtLeastZero: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+AtLeastTwo: TypeAlias = Annotated[int, Meta(ge=2, le=2**31 - 1)]
+Bytes: TypeAlias = Annotated[int, Meta(ge=1)]
+Few: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -89,7 +90,7 @@ class Config(Struct, frozen=True, kw_only=True):
     ] = "auto"
 
     memory: Annotated[
-        AtLeastOne | None,
+        Bytes | None,
         MEMORY,
         SIZE,
         Meta(description="bytes for state slots and KV pages together, as 4G [a part of the free memory]"),
@@ -108,13 +109,13 @@ class Config(Struct, frozen=True, kw_only=True):
             "or just before a checkpoint"
         ),
     ] = Strategy.JUST_IN_TIME
-    tree_slots: Annotated[int, MEMORY, Meta(ge=0, description="state slots reserved for cached states")] = 0
+    tree_slots: Annotated[AtLeastZero, MEMORY, Meta(description="state slots reserved for cached states")] = 0
     kv_pages: Annotated[
         AtLeastOne | None, MEMORY, Meta(description="number of pages for attention keys and values [from --memory]")
     ] = None
     page_size: Annotated[int, MEMORY, Meta(ge=1, le=1024, description="tokens per KV page")] = 16
     host_memory: Annotated[
-        AtLeastZero | None,
+        Annotated[int, Meta(ge=0)] | None,
         MEMORY,
         SIZE,
         Meta(
@@ -126,13 +127,13 @@ class Config(Struct, frozen=True, kw_only=True):
         Policy, MEMORY, Meta(description="cached states to evict first: those worth least, or the least recently used")
     ] = "worth"
     track_interval: Annotated[
-        int, MEMORY, Meta(ge=0, description="tokens between checkpoints of an answer's state; 0 makes none")
+        AtLeastZero, MEMORY, Meta(description="tokens between checkpoints of an answer's state; 0 makes none")
     ] = 256
 
     max_running: Annotated[
-        Rows | None, SCHEDULING, Meta(description="maximum requests that run at once [256 on a GPU, otherwise 16]")
+        Few | None, SCHEDULING, Meta(description="maximum requests that run at once [256 on a GPU, otherwise 16]")
     ] = None
-    max_queue: Annotated[int, SCHEDULING, Meta(ge=0, description="maximum requests that wait; more get 429")] = 1024
+    max_queue: Annotated[AtLeastZero, SCHEDULING, Meta(description="maximum requests that wait; more get 429")] = 1024
     request_timeout: Annotated[
         float,
         SCHEDULING,
@@ -168,7 +169,7 @@ class Config(Struct, frozen=True, kw_only=True):
             "or torch only"
         ),
     ] = "native"
-    threads: Annotated[AtLeastOne | None, SPEED, Meta(description="CPU threads [1 for small models, else all]")] = None
+    threads: Annotated[Few | None, SPEED, Meta(description="CPU threads [1 for small models, else all]")] = None
     speculation: Annotated[
         Speculation,
         SPEED,
@@ -186,7 +187,7 @@ class Config(Struct, frozen=True, kw_only=True):
         int, SESSIONS, SIZE, Meta(ge=2**20, description="maximum bytes on disk under --session-dir")
     ] = 10 * 2**30
     session_cap: Annotated[
-        int, SESSIONS, Meta(ge=1, description="maximum sessions; a new one replaces the least recently used")
+        AtLeastOne, SESSIONS, Meta(description="maximum sessions; a new one replaces the least recently used")
     ] = 1024
     session_idle_timeout: Annotated[
         float,
@@ -195,7 +196,7 @@ class Config(Struct, frozen=True, kw_only=True):
     ] = 86400.0
     session_slots: Annotated[AtLeastZero | None, SESSIONS, Meta(description="most slots of idle sessions [all]")] = None
     session_log: Annotated[
-        AtLeastOne, SESSIONS, SIZE, Meta(description="maximum bytes of a session's log; a full one takes no more turns")
+        Bytes, SESSIONS, SIZE, Meta(description="maximum bytes of a session's log; a full one takes no more turns")
     ] = 2**24
     session_memory: Annotated[
         int, SESSIONS, SIZE, Meta(ge=2**20, description="maximum bytes of all sessions, without --session-dir")
@@ -214,7 +215,7 @@ class Config(Struct, frozen=True, kw_only=True):
     tls_key: Annotated[str | None, NETWORK, Meta(description="file with its private key [none]")] = None
     body_limit: Annotated[int, NETWORK, SIZE, Meta(ge=1024, description="maximum bytes of a request body")] = 2**24
     bytes_in_flight: Annotated[
-        AtLeastOne,
+        Bytes,
         NETWORK,
         SIZE,
         Meta(description="maximum bytes in flight (bodies, messages, unread answers); the largest holder is cut off"),
@@ -318,9 +319,9 @@ class Config(Struct, frozen=True, kw_only=True):
     ] = False
 
     restarts: Annotated[
-        int,
+        AtLeastZero,
         DEBUGGING,
-        Meta(ge=0, description="maximum engine restarts per minute after internal errors; one more ends the process"),
+        Meta(description="maximum engine restarts per minute after internal errors; one more ends the process"),
     ] = 3
     codec_check: Annotated[
         bool, DEBUGGING, Meta(description="encode and decode every message between actors, to test the codec")
@@ -369,16 +370,6 @@ def choices(field: msgspec.inspect.Field) -> list[str]:
     return [str(value) for value in kind.values] if isinstance(kind, msgspec.inspect.LiteralType) else []
 
 
-def group_of(field: msgspec.inspect.Field) -> str:
-    """Return the heading of --help under which the option appears."""
-    return str((metadata(field).extra or {})["group"])
-
-
-def description(field: msgspec.inspect.Field) -> str:
-    """Return the option's help text, as written in Config."""
-    return str((metadata(field).extra_json_schema or {})["description"])
-
-
 def metadata(field: msgspec.inspect.Field) -> msgspec.inspect.Metadata:
     assert isinstance(field.type, msgspec.inspect.Metadata)
     return field.type
@@ -409,6 +400,8 @@ def load(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ
             continue
         if isinstance(field.default, tuple) and isinstance(values[name], str):
             values[name] = [part.strip() for part in values[name].split(",") if part.strip()]
+        if name != "api_key":  # Keys are bytes, see api/security.py:digest.
+            check_text(values[name], source[name])
         if is_size(field):
             values[name] = parse_size(values[name], source[name])
     try:
@@ -440,9 +433,17 @@ def check(config: Config, source: Mapping[str, str]) -> None:
         raise ConfigError(f"{source['api_key']}: it holds no key; unset it to serve without keys")
 
 
+def check_text(value: object, source: str) -> None:
+    """Raise ConfigError for bytes that are not UTF-8, which Python passes on as surrogates."""
+    try:
+        "".join(map(str, value if isinstance(value, list) else [value])).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{source}: expected UTF-8, not {value!r}") from None
+
+
 def parse_size(text: object, source: str) -> int:
     """Convert a size such as 512M or 1.5G (powers of 1,024) to bytes. Raises ConfigError."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([kmgt]?)i?b?", str(text).strip().lower())
-    if match is None:
+    if match is None or (size := int(float(match[1]) * UNITS[match[2]])) > 2**53:
         raise ConfigError(f"{source}: expected a size such as 512M or 4G, not {text!r}")
-    return int(float(match[1]) * UNITS[match[2]])
+    return size

@@ -17,6 +17,7 @@ from baton.api.machine.batch import batch_limits, explain_headless, wants_head
 from baton.api.machine.device import gpu_share, pick_device, ring_bytes
 from baton.api.machine.memory import bytes_of, check_room, free_memory
 from baton.api.serve import StartError
+from baton.api.terminal.console import escaped
 from baton.api.wiring import AS_IN_FILE, BITS, DTYPES, STATE_DTYPES, bundled_model, model_length, size
 from baton.models.batch import Model, predictor_of
 from baton.models.config import ModelConfig, ModelError
@@ -97,7 +98,7 @@ def show(found: Inspection, as_json: bool) -> int:
     if as_json:
         print(msgspec.json.encode(found).decode())
     else:
-        print("\n".join(f"{name:<15} {text}" for name, text in lines(found)))
+        print("\n".join(f"{name:<15} {escaped(text)}" for name, text in lines(found)))
     return 1 if found.refused else 0
 
 
@@ -129,7 +130,7 @@ def noting(reasons: list[str]) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, StartError) as error:
-        reasons.append(str(error))
+        reasons.append(escaped(str(error)))
 
 
 def examine_files(found: Inspection, path: Path) -> list[StoredTensor]:

@@ -18,6 +18,7 @@ KEYLESS = PROBES | {PAGE}  # paths that need no API key
 ADMINISTRATIVE = frozenset({"/v1/events", "/flush_cache", "/pause_generation", "/continue_generation"})
 """Paths that show digests of all keys' prompts, or change all keys' requests: only the first key may use them."""
 WEB = ("http", "https")
+MOST_KEY_BYTES = 1 << 20  # of a file with keys
 SUBPROTOCOL = "responses"
 # Prefix of the websocket subprotocol in which a web page sends its API key, as OpenAI's clients do.
 KEY_SUBPROTOCOL = "openai-insecure-api-key."
@@ -36,14 +37,22 @@ def accepted_keys(config: Config) -> tuple[str, ...]:
     if config.api_key_file is None:
         return config.api_key
     try:
-        with open(config.api_key_file, encoding="utf-8") as file:
-            lines = [line.strip() for line in file]
-    except (OSError, UnicodeDecodeError) as error:
+        lines = [line.strip() for line in read_small(config.api_key_file).decode().splitlines()]
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--api-key-file: {error}") from None
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         raise ConfigError(f"--api-key-file: {config.api_key_file} holds no key")
     return config.api_key + keys
+
+
+def read_small(file: str) -> bytes:
+    """Return the content of a file with keys, or of a pipe. Raises OSError, or ValueError if it is large or endless."""
+    with open(file, "rb") as opened:
+        data = opened.read(MOST_KEY_BYTES + 1)
+    if len(data) > MOST_KEY_BYTES:
+        raise ValueError(f"{file} has more than {MOST_KEY_BYTES} bytes")
+    return data
 
 
 class Guard:

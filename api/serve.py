@@ -35,6 +35,7 @@ from baton.api.sessions.store import SESSIONS, SessionStore
 from baton.api.telemetry import logs
 from baton.api.telemetry.metrics import Metrics
 from baton.api.telemetry.spans import open_spans
+from baton.api.terminal.console import complain
 from baton.api.terminal.progress import ProgressBar
 from baton.kernels.runtime.cpp.compiler import RUNNING
 
@@ -137,11 +138,6 @@ def end_process(code: Exit) -> NoReturn:
     """End the compilers that still run, and the process."""
     RUNNING.end_all()
     leave(code)
-
-
-def complain(error: Exception) -> None:
-    """Print an error for the user."""
-    print(f"baton: {error}", file=sys.stderr)
 
 
 class Process:

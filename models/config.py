@@ -7,13 +7,16 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = ("float32", "bfloat16")
 UNLIMITED = 2**31 - 1
 """The largest integer that is accepted in config.json, and the max_position of a model that has no limit."""
+MOST_BYTES = 1 << 26
+"""The most bytes of a file that is read as a whole. The largest published tokenizers have about 35 MB."""
 MOST_LAYERS = 1000
 """Deeper models are refused before anything is built. The deepest published models have about 130 layers."""
 LAYER_LISTS = ("layer_types", "layers_block_type", "hybrid_override_pattern", "mlp_layer_types")
@@ -155,13 +158,16 @@ class ModelConfig:
                 f"config.json: {name} = {value!r} is not supported (only {', '.join(map(repr, supported))})"
             )
 
-    def dtype(self) -> torch.dtype | None:
+    def dtype(self) -> "torch.dtype | None":
         """Return the dtype that config.json names; None if it names none.
 
         A dtype other than float32 and bfloat16, such as float16, becomes float32, because bfloat16 would round it.
         """
-        name = self.values.get("dtype") or self.values.get("torch_dtype")
-        return DTYPES.get(str(name).removeprefix("torch."), torch.float32) if name else None
+        import torch  # here, because commands that load no model import this module too
+
+        name = str(self.values.get("dtype") or self.values.get("torch_dtype") or "").removeprefix("torch.")
+        found: torch.dtype = getattr(torch, name if name in DTYPES else "float32")
+        return found if name else None
 
     def _find(self, names: Sequence[str], default: object) -> tuple[str, Any]:
         for name in names:
@@ -201,17 +207,34 @@ def is_file(file: Path) -> bool:
     return False
 
 
-def read_json(file: Path) -> Any:
-    """Return the content of a JSON file of a checkpoint. Raises ModelError if it is not a JSON file."""
+def read_whole(file: Path) -> bytes:
+    """Return the content of a checkpoint's file. Raises ModelError if it is no regular file, or too large to read."""
     if not is_file(file):
         raise ModelError(f"{file}: there is no such file")
-    return parse_json(file.read_bytes(), f"{file} is not JSON")
+    with file.open("rb") as opened:
+        data = opened.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ModelError(f"{file} has more than {MOST_BYTES} bytes, which are too many for a file of its kind")
+    return data
+
+
+def read_json(file: Path) -> Any:
+    """Return the content of a JSON file of a checkpoint. Raises ModelError if it is not a JSON file, or too large."""
+    return parse_json(read_whole(file), f"{file} is not JSON")
 
 
 def parse_json(text: bytes, message: str) -> Any:
-    """Return the content of a JSON text. Raises ModelError, which begins with `message`, if it is not JSON."""
+    """Return the content of a JSON text. Raises ModelError, which begins with `message`, if it is not JSON.
+
+    A lone surrogate is refused: it is no character, and could be neither printed nor sent to a client.
+    """
     try:
-        return json.loads(text.decode("utf-8-sig"))
+        content = json.loads(text.decode("utf-8-sig"))
+        if rb"\u" in text:  # Only escapes can make surrogates.
+            json.dumps(content, ensure_ascii=False).encode()
+        return content
+    except UnicodeEncodeError:
+        raise ModelError(f"{message}: it holds half of a surrogate pair") from None
     except RecursionError:
         raise ModelError(f"{message}: it is nested too deeply") from None
     except ValueError as error:
@@ -219,15 +242,19 @@ def parse_json(text: bytes, message: str) -> Any:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Read config.json, else Mistral's params.json, from the folder `path`. Raises ModelError if both are missing."""
+    """Read the configuration in the folder `path`. Raises ModelError if there is none."""
+    file = config_file(path)
+    values = read_json(file)
+    if not isinstance(values, dict):
+        raise ModelError(f"{file} should hold an object")
+    return ModelConfig(_native_mamba2(values) if _is_native_mamba2(values) else _with_text_config(file, values))
+
+
+def config_file(path: Path) -> Path:
+    """Return config.json, else Mistral's params.json, in the folder `path`. Raises ModelError if both are missing."""
     for name in ("config.json", "params.json"):
-        file = path / name
-        if not is_file(file):
-            continue
-        values = read_json(file)
-        if not isinstance(values, dict):
-            raise ModelError(f"{file} should hold an object")
-        return ModelConfig(_native_mamba2(values) if _is_native_mamba2(values) else _with_text_config(file, values))
+        if is_file(path / name):
+            return path / name
     raise ModelError(f"{path} holds no config.json")
 
 

@@ -90,6 +90,9 @@ class PeerNode:
                     last_error = str(error)
                     self._log.warning("no link to the peer", address=address, error=last_error or type(error).__name__)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
+            except Exception:
+                self._log.exception("a link has failed", address=address)
+                pause = LONGEST_PAUSE_S
             await asyncio.sleep(pause)
 
     # The connecting side
@@ -180,7 +183,12 @@ class PeerNode:
         """Run a link until its connection ends."""
         wire, loop = QueueWire(), asyncio.get_running_loop()
         name = f"{theirs.engine}#{next(self._numbers)}"
-        mover = self._make_mover(reads, serves, lambda *end: link.pulled(*end))
+        try:
+            mover = self._make_mover(reads, serves, lambda *end: link.pulled(*end))
+        except BaseException:
+            reads.close()
+            serves.close()
+            raise
         link = Link(name, theirs, wire, mover, self._engines, loop.time())
         self._engines.add(link)
         self._log.info("peer", link=name, role=theirs.role, boot=theirs.boot)

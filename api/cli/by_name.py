@@ -1,6 +1,5 @@
 """`baton serve` and `baton inspect` of a name on the hub."""
 
-import sys
 from pathlib import Path
 
 import msgspec
@@ -14,6 +13,7 @@ from baton.api.hub.gguf_files import HubGguf
 from baton.api.hub.names import HubName
 from baton.api.inspection import Inspection, examine, noting, show
 from baton.api.serve import LoadedModel, Progress, StartError
+from baton.api.terminal.console import complain
 from baton.api.wiring import load
 
 
@@ -42,7 +42,7 @@ def inspect_by_name(config: Config, name: HubName, as_json: bool) -> int:
             return show(examine(in_folder(config, found)), as_json)
         return show(examine_remote(found, config), as_json)
     except HubError as error:
-        print(f"baton: {error}", file=sys.stderr)
+        complain(error)
         return 1
 
 

@@ -7,7 +7,6 @@ The options of serve, route and inspect are made from api/config.py:Config.
 import argparse
 import os
 import shutil
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,12 +15,13 @@ import msgspec
 
 from baton.api import config as configuration
 from baton.api.cluster.arguments import add_commands as add_cluster_commands
-from baton.api.config import Config, ConfigError, choices, description, flag, group_of, is_size, variable
+from baton.api.config import Config, ConfigError, choices, flag, is_size, metadata, variable
 from baton.api.hub.names import hub_name
 from baton.api.machine.environment import expand_segments
 from baton.api.machine.signals import Signals
 from baton.api.machine.threads import spin_briefly
 from baton.api.terminal.client import DEFAULT_URL
+from baton.api.terminal.console import complain
 from baton.api.version import VERSION
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def run(arguments: Sequence[str], signals: Signals) -> int:
 
             read_key(config)
     except ConfigError as error:
-        print(f"baton: {error}", file=sys.stderr)
+        complain(error)
         return 2
     if command == "inspect":
         return run_inspect(config, as_json)
@@ -235,6 +235,16 @@ def add_option(to: argparse._ArgumentGroup, field: msgspec.inspect.Field) -> Non
     else:
         more["metavar"] = metavar(field)
     to.add_argument(flag(name), **more)
+
+
+def group_of(field: msgspec.inspect.Field) -> str:
+    """Return the heading of --help under which the option appears."""
+    return str((metadata(field).extra or {})["group"])
+
+
+def description(field: msgspec.inspect.Field) -> str:
+    """Return the option's help text, as written in Config."""
+    return str((metadata(field).extra_json_schema or {})["description"])
 
 
 def describe(field: msgspec.inspect.Field) -> str:

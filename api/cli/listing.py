@@ -12,6 +12,7 @@ from baton.api.config import Config
 from baton.api.hub.gguf_names import grouped, label_of
 from baton.api.inspection import examine, noting
 from baton.api.machine.memory import bytes_of
+from baton.api.terminal.console import escaped
 from baton.models.loading.checkpoint import FAMILIES
 from baton.models.loading.source import read_source_config
 
@@ -36,7 +37,7 @@ def list_models(as_json: bool) -> int:
     if as_json:
         print(msgspec.json.encode(models).decode())
         return 0
-    rows = [HEADINGS, *map(row, models)]
+    rows = [HEADINGS, *(tuple(map(escaped, row(model))) for model in models)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())

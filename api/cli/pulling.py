@@ -2,7 +2,6 @@
 
 import math
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from baton.api.hub.errors import HubError
 from baton.api.hub.names import HubName, hub_name
 from baton.api.machine.signals import leave
 from baton.api.telemetry import logs
+from baton.api.terminal.console import complain
 from baton.api.terminal.progress import ProgressBar
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
@@ -34,7 +34,7 @@ def pull(model: str) -> int:
             folder = fetch(name)
         print(folder)
     except HubError as error:
-        print(f"baton: {error}", file=sys.stderr)
+        complain(error)
         return 1
     return 0
 

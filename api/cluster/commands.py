@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from baton.api.hub.names import hub_name
 from baton.api.machine.signals import Signals
 from baton.api.security import accepted_keys
 from baton.api.telemetry import logs
+from baton.api.terminal.console import complain
 
 COLUMNS = ("name", "phase", "url", "rows", "queue_seconds", "restarts")
 
@@ -34,7 +34,7 @@ def run(options: dict[str, Any], signals: Signals) -> int:
             return anyio.run(up, cluster, options["file"], signals)
         return asyncio.run(command(options))
     except (ConfigError, ControlError) as error:
-        print(f"baton: {error}", file=sys.stderr)
+        complain(error)
         return 2
 
 

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from baton.api import config as configuration
 from baton.api.config import ConfigError
+from baton.api.security import read_small
 
 Count = Annotated[int, Meta(ge=0, le=1000)]
 Seconds = Annotated[float, Meta(gt=0, le=1e7)]
@@ -68,11 +69,11 @@ class ClusterFile(Struct, forbid_unknown_fields=True, kw_only=True):
 def read_cluster(path: Path) -> ClusterFile:
     """Read and check a cluster's file. Raises ConfigError, which names what is wrong."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_small(str(path)).decode())
         cluster = msgspec.convert(values, ClusterFile)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
     check_options(f"{path}: router", cluster.router, OF_PROCESS - {"host", "port"})
     for name, group in cluster.engines.items():

@@ -9,10 +9,11 @@ import msgspec
 from baton.api import errors
 from baton.api.generation.messages import Message
 from baton.api.generation.offload import OutOfTime, within
-from baton.api.generation.request_builder import Prompt, check_length
+from baton.api.generation.request_builder import Prompt, check_length, tokenizer_failed
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.tools import Tool
 from baton.models.text.formats.content import Chat
+from baton.models.text.panics import TokenizerError
 from baton.models.text.template import Beginning, in_content
 
 # Template variables that the server sets; clients must not set them.
@@ -157,6 +158,8 @@ async def render(
         return await within(TEMPLATE_LIMIT_S, work)
     except OutOfTime:
         raise errors.internal(f"the chat template did not finish within {TEMPLATE_LIMIT_S:g} s") from None
+    except TokenizerError as error:
+        raise tokenizer_failed(error, "messages") from None
     except ValueError as error:
         raise errors.bad_request(
             f"the model's chat template cannot render these messages: {error}", "messages", "chat_template_error"

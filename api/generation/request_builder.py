@@ -12,6 +12,7 @@ from baton.api import errors
 from baton.api.generation.fields import SamplingParams
 from baton.api.generation.offload import off_loop
 from baton.api.generation.served_model import ServedModel
+from baton.models.text.panics import TokenizerError
 
 SEEDS = 2**63
 GREEDY_BELOW = 1e-5  # a lower temperature means greedy decoding
@@ -203,14 +204,24 @@ async def encode(model: ServedModel, text: str, add_special_tokens: bool = True,
 async def encode_all(
     model: ServedModel, texts: Sequence[str], add_special_tokens: bool = True, field: str = "prompt"
 ) -> list[Prompt]:
-    """Tokenize several texts, in a thread if they are long in sum. Raises ApiError 400 for a text that cannot fit."""
+    """Tokenize several texts, in a thread if they are long in sum.
+
+    Raises ApiError 400 for a text that cannot fit, or on which the tokenizer fails.
+    """
     for text in texts:
         check_length(model, len(text), field)
 
     def work() -> list[Prompt]:
         return [Prompt(model.text.encode(text, add_special_tokens=add_special_tokens), text) for text in texts]
 
-    return await off_loop(sum(map(len, texts)), work)
+    try:
+        return await off_loop(sum(map(len, texts)), work)
+    except TokenizerError as error:
+        raise tokenizer_failed(error, field) from None
+
+
+def tokenizer_failed(error: TokenizerError, field: str) -> errors.ApiError:
+    return errors.bad_request(f"{field}: {error}", field, "tokenizer_error")
 
 
 def check_length(model: ServedModel, characters: int, field: str) -> None:

@@ -1,10 +1,10 @@
 """Checks of the options for peers."""
 
 import ipaddress
-from pathlib import Path
 
 from baton.actors.peers.channel import parsed
 from baton.api.config import Config, ConfigError
+from baton.api.security import read_small
 
 LEAST_KEY = 16  # bytes
 
@@ -25,8 +25,8 @@ def read_key(config: Config) -> bytes:
     if config.peer_key_file is None:
         return b""
     try:
-        key = Path(config.peer_key_file).read_bytes().strip()
-    except OSError as error:
+        key = read_small(config.peer_key_file).strip()
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--peer-key-file: {error}") from None
     if len(key) < LEAST_KEY:
         raise ConfigError(f"--peer-key-file: {config.peer_key_file} holds fewer than {LEAST_KEY} bytes")

@@ -1,13 +1,17 @@
 """Structured logs on standard error: one event per line, as JSON or for the console."""
 
+import json
 import logging
 import sys
-from typing import Any, Literal
+from io import StringIO
+from typing import Any, Literal, TextIO
 
 import msgspec
 import structlog
 from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.web_protocol import RequestPayloadError
+
+from baton.api.terminal.console import printable
 
 Format = Literal["auto", "json", "console"]
 
@@ -49,11 +53,24 @@ def rendering(as_json: bool) -> list[structlog.typing.Processor]:
     """Return the structlog processors that turn an event into a line."""
     if as_json:
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=to_json)]
-    # Use plain tracebacks: structlog's default shows values of variables, which include API keys and prompts.
-    plain = structlog.dev.plain_traceback
-    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+    return [clean, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=write_traceback)]
+
+
+def clean(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Replace control characters: clients, peers and checkpoints choose some of the texts in a log."""
+    return {printable(name): printable(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
+def write_traceback(file: TextIO, error: structlog.typing.ExcInfo) -> None:
+    """Write a plain traceback: structlog's default shows values of variables, which include API keys and prompts."""
+    text = StringIO()
+    structlog.dev.plain_traceback(text, error)
+    file.write(printable(text.getvalue()))
 
 
 def to_json(event: Any, **_: Any) -> str:
     """Encode an event as JSON. Values without a JSON form are encoded as their repr."""
-    return msgspec.json.encode(event, enc_hook=repr).decode()
+    try:
+        return msgspec.json.encode(event, enc_hook=repr).decode()
+    except UnicodeEncodeError:  # the name of a file that is not UTF-8
+        return json.dumps(event, default=repr)

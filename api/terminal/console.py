@@ -128,6 +128,16 @@ def create_private(path: Path) -> None:
         os.close(file)
 
 
+def complain(error: Exception) -> None:
+    """Print an error to standard error, in one line."""
+    print(f"baton: {escaped(str(error))}", file=sys.stderr)
+
+
+def escaped(text: str) -> str:
+    """Return a text in one line, with escapes such as \\x1b for control characters: a file's names may have some."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def printable(text: str) -> str:
     """Replace control characters: a model's answer must not control the terminal."""
     return "".join(c if c in "\n\t" or c.isprintable() else "�" for c in text)

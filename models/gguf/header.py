@@ -6,7 +6,7 @@ The `gguf` package reads this too, but takes 46 s for a vocabulary of 150,000 to
 import mmap
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,8 @@ OTHERS = {
 """Dtypes that are not read, for error messages."""
 NAMES = PLAIN | QUANTIZED | OTHERS
 MOST_DIMENSIONS, MOST_IN_DIMENSION = 8, 1 << 48
+MOST_BYTES = 1 << 28
+"""The most bytes of a header. The largest published vocabularies take about 20 MB."""
 BROKEN = (struct.error, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)
 """Errors of reading a header that is broken."""
 Described: TypeAlias = tuple[str, tuple[int, ...], str, int, int]
@@ -83,28 +85,15 @@ class Cursor:
         return value
 
     def numbers(self, form: str, count: int) -> tuple[Any, ...]:
-        if count > len(self.data):
-            raise ValueError(f"an array of {count} values")
-        values = struct.unpack_from(f"<{count}{form}", self.data, self.at)
-        self.at += struct.calcsize(f"<{count}{form}")
-        return values
+        form = f"<{count}{form}"
+        return struct.unpack(form, self._take(struct.calcsize(form)))
 
     def array(self, form: str, count: int) -> "array[Any]":
         """Return numbers in as much memory as they take in the file. Booleans become 0 and 1."""
-        size = count * struct.calcsize(f"<{form}")
-        data = self.data[self.at : self.at + size]
-        if len(data) != size:
-            raise ValueError(f"an array of {count} values")
-        self.at += size
-        return array("B" if form == "?" else form, data)
+        return array("B" if form == "?" else form, self._take(count * struct.calcsize(f"<{form}")))
 
     def text(self) -> str:
-        length = self.number("Q")
-        found = self.data[self.at : self.at + length]
-        if len(found) != length:
-            raise ValueError(f"a text of {length} bytes")
-        self.at += length
-        return found.decode()
+        return self._take(self.number("Q")).decode()
 
     def value(self, kind: int) -> Any:
         """Return a value of metadata. kind: its type."""
@@ -117,6 +106,13 @@ class Cursor:
             return self.array(_format(kind), count)
         read: Callable[[], Any] = self.text if kind == STRING else partial(self.value, ARRAY)
         return [read() for _ in range(count)]
+
+    def _take(self, size: int) -> bytes:
+        """Return the next bytes. Raises ValueError if the file or a header ends before."""
+        start, self.at = self.at, self.at + size
+        if self.at > min(len(self.data), MOST_BYTES):
+            raise ValueError(f"{size} bytes at {start}, in a header that ends before {self.at}")
+        return self.data[start : self.at]
 
 
 def _format(kind: int) -> str:
@@ -143,8 +139,6 @@ def _read_header(cursor: Cursor) -> GgufHeader:
     found = {
         name: GgufTensor(name, shape, dtype, begin + at, begin + at + n) for name, shape, dtype, at, n in described
     }
-    if len(found) != len(described):
-        raise ModelError("holds two tensors of the same name")
     if (end := max((tensor.stop for tensor in found.values()), default=begin)) > whole:
         raise ModelError(f"is cut short: it has {whole} of {end} bytes")
     return GgufHeader(metadata, found)
@@ -159,8 +153,21 @@ def _read_entries(cursor: Cursor) -> tuple[dict[str, Any], list[Described]]:
     metadata = dict[str, Any]()
     for _ in range(values):
         name = cursor.text()
+        if name in metadata:
+            raise ModelError(f"is damaged: it names {name!r} twice")
         metadata[name] = cursor.value(cursor.number("I"))
-    return metadata, [_read_tensor(cursor) for _ in range(tensors)]
+    return metadata, list(_read_tensors(cursor, tensors))
+
+
+def _read_tensors(cursor: Cursor, count: int) -> Iterator[Described]:
+    """Yield the description of each tensor. Raises ModelError at the first name that occurs twice."""
+    names = set[str]()
+    for _ in range(count):
+        tensor = _read_tensor(cursor)
+        if tensor[0] in names:
+            raise ModelError(f"holds two tensors of the same name, {tensor[0]!r}")
+        names.add(tensor[0])
+        yield tensor
 
 
 def _read_tensor(cursor: Cursor) -> Described:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
-from baton.models.config import ModelError
+from baton.models.config import ModelError, config_file, read_whole
 from baton.models.gguf.header import SUFFIX
 from baton.models.loading.shards import find_shards, read_headers
 from baton.models.loading.source import read_source_config
@@ -33,7 +33,7 @@ def fingerprint(folder: Path, *more: object) -> str:
 
 
 def configuration(source: Path) -> bytes:
-    """Return config.json, or the values that a GGUF file has instead. Raises OSError or ModelError."""
+    """Return the file of a folder's configuration, or a GGUF file's values. Raises OSError or ModelError."""
     if source.suffix == SUFFIX:
         return repr(sorted(read_source_config(source).values.items())).encode()
-    return (source / "config.json").read_bytes()
+    return read_whole(config_file(source))

@@ -114,12 +114,17 @@ def _indexed(index: Path) -> list[Path]:
 
 
 def read_headers(files: Sequence[Path]) -> list[StoredTensor]:
-    """Return the tensors of the files. Raises ModelError if a file is damaged, or if two contain the same name."""
+    """Return the tensors of the files. Raises ModelError if a file is damaged, or if two contain the same name.
+
+    Names with control characters or surrogates are refused: reports and error messages show names.
+    """
     stored: dict[str, StoredTensor] = {}
     for file in files:
         for tensor in READERS.get(file.suffix, _read_header)(file):
             if tensor.name in stored:
                 raise ModelError(f"{stored[tensor.name].file} and {file} both hold {tensor.name}")
+            if not tensor.name.isprintable():
+                raise ModelError(f"{file} is damaged: it holds a tensor named {tensor.name!r}")
             stored[tensor.name] = tensor
     return list(stored.values())
 

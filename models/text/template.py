@@ -12,8 +12,8 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from baton.models.text.sandbox import Sandbox, TemplateError, checked
 
 # transformers uses the same text, and some templates look for it.
 END_OF_FINAL_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -30,14 +30,8 @@ KEEPING = {
     "truncate_history_thinking": False,
 }
 THOUGHT, CALLED = "A thought.", "called_tool"  # of probe chats
-MOST_BASE, MOST_EXPONENT = 2**64, 64  # of a power in a template
-MOST_ITEMS = 10_000_000  # of a sequence that a template repeats
 # Fields in which a message may have its reasoning, in order of precedence.
 REASONING = ("reasoning_content", "thinking", "reasoning")
-
-
-class TemplateError(ValueError):
-    """An error in rendering a chat; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,7 @@ class ChatTemplate:
             try:
                 self._templates[name] = environment.from_string(source)
                 self.variables |= meta.find_undeclared_variables(environment.parse(source))
-            except (jinja2.TemplateError, RecursionError, SyntaxError, TypeError) as error:
+            except (jinja2.TemplateError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError) as error:
                 why = str(error).partition("\n")[0]
                 raise TemplateError(f"chat template {name!r} does not compile: {why}") from error
         if "default" not in self._templates:
@@ -253,29 +247,12 @@ def mark_end(content: str | Sequence[Mapping[str, Any]] | None) -> tuple[str, st
     raise TemplateError("the final message has no text, so that cannot be continued")
 
 
-class Sandbox(ImmutableSandboxedEnvironment):
-    """A sandbox in which products and powers have a limit, because nothing can interrupt a long one."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Raises TemplateError for a product of a sequence, or a power, that could be large."""
-        numbers = (int, float)
-        if operator == "**" and not (abs(left) <= MOST_BASE and abs(right) <= MOST_EXPONENT):
-            raise TemplateError(f"{left} ** {right} is too large")
-        if operator == "*" and not (isinstance(left, numbers) and isinstance(right, numbers)):
-            sequence, times = (left, right) if isinstance(right, int) else (right, left)
-            if len(sequence) * times > MOST_ITEMS:
-                raise TemplateError(f"a sequence of more than {MOST_ITEMS} items is too large")
-        return super().call_binop(context, operator, left, right)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment() -> Sandbox:
     # An optimizer would compute constant expressions while the template is compiled.
     environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, GenerationTag]
     )
-    environment.filters["tojson"] = _tojson
+    environment.filters["tojson"] = checked("tojson", _tojson)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from baton.models.config import read_whole
+
 Piece = TypeVar("Piece", bytes, str)
 NAME = "tiktoken.model"
 # This many ids after the ranks are special tokens, whether they have a name or not.
@@ -50,7 +52,7 @@ def read_tiktoken(file: Path, settings: Mapping[str, Any]) -> Tokenizer:
 def read_ranks(file: Path) -> dict[bytes, int]:
     """Return the rank of each byte sequence. Raises ValueError if a single byte or a rank from 0 on is missing."""
     try:
-        lines = [line.split() for line in file.read_bytes().splitlines() if line]
+        lines = [line.split() for line in read_whole(file).splitlines() if line]
         ranks = {base64.b64decode(piece, validate=True): int(rank) for piece, rank in lines}
     except (ValueError, binascii.Error) as error:
         raise ValueError(f"{file}: not tiktoken's ranks: {error}") from error

@@ -10,13 +10,15 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from baton.models.config import UNLIMITED, is_file, read_json
+from baton.models.config import UNLIMITED, is_file, read_json, read_whole
 from baton.models.gguf.header import SUFFIX, read_gguf
 from baton.models.text import tiktoken
 from baton.models.text.detokenizer import Detokenizer
 from baton.models.text.encoder import Encoded, PieceEncoder
 from baton.models.text.grammars.compiling import Grammars
-from baton.models.text.template import Beginning, ChatTemplate, KeptReasoning, TemplateError
+from baton.models.text.panics import without_panics
+from baton.models.text.sandbox import TemplateError
+from baton.models.text.template import Beginning, ChatTemplate, KeptReasoning
 from baton.models.text.token_bytes import TokenBytes
 from baton.models.text.vocabulary import end_ids, read_vocabulary, sampling_of, settings_of
 
@@ -37,6 +39,7 @@ CACHED_WORDS = 1000
 class ModelText:
     """The conversion between text and tokens for one checkpoint. Safe to use from several threads.
 
+    A panic of the tokenizer library becomes a TokenizerError.
     Long inputs go to the tokenizer as a batch of one, because the tokenizer library releases the GIL only for batches.
     """
 
@@ -99,12 +102,14 @@ class ModelText:
         hidden = frozenset(id for id, text in self._special.items() if text not in markers)
         self._hidden = hidden if len(hidden) < len(self._special) else None
 
+    @without_panics
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return token ids. Raises ValueError for text that is not valid Unicode (a lone surrogate)."""
         check_unicode(text)
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
+    @without_panics
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of tokens; unknown ids have no text. Raises OverflowError for ids beyond uint32."""
         if skip_special_tokens and self._hidden is not None:
@@ -158,6 +163,7 @@ class ModelText:
         ids, ends, _ = self.encode_marked_chat(messages, (), add_generation_prompt, continue_final_message, **variables)
         return ids, ends
 
+    @without_panics
     def encode_marked_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -250,6 +256,7 @@ def check_unicode(text: str) -> None:
         raise ValueError(f"the text is not valid Unicode: {error}") from error
 
 
+@without_panics
 def load_text(path: Path) -> ModelText:
     """Load the tokenizer and the chat template of the checkpoint folder or GGUF file `path`.
 
@@ -318,7 +325,7 @@ def _tokenizer_json(file: Path) -> Tokenizer:
     if not is_file(file):
         raise ValueError(f"{file}: no such file; a checkpoint needs its tokenizer in this format, or in Kimi's")
     try:
-        return Tokenizer.from_file(str(file))
+        return Tokenizer.from_buffer(read_whole(file))
     except Exception as error:  # The library raises plain Exception for everything.
         raise ValueError(f"{file}: not a tokenizer: {error}") from error
 
@@ -394,6 +401,6 @@ def _defaults(generation: dict[str, Any]) -> dict[str, float]:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_whole(file).decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: not UTF-8: {error}") from error

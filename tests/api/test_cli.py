@@ -1,13 +1,16 @@
 """Options: defaults, ranges, environment, help."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
 from baton.actors.scheduler.strategy import Strategy
 from baton.api import config
 from baton.api.cli import commands, main
-from baton.api.config import Config, ConfigError, description, fields, flag, group_of, load, variable
+from baton.api.cli.commands import description, group_of
+from baton.api.config import Config, ConfigError, fields, flag, load, variable
 from baton.api.machine.signals import Signals
 
 
@@ -75,6 +78,14 @@ def test_the_environment_sets_what_the_command_line_does_not() -> None:
         ([], {"BATON_PAGE_SIZE": "0"}, "BATON_PAGE_SIZE"),
         ([], {"BATON_NO_OVERLAP": "perhaps"}, "BATON_NO_OVERLAP"),
         ([], {"BATON_BODY_LIMIT": "1"}, "BATON_BODY_LIMIT"),
+        (["--max-queue", "\udcff"], {}, "--max-queue"),
+        (["--host", "\udcff"], {}, "--host"),
+        (["/models/\udcff"], {}, "MODEL"),
+        (["--cors", "http://\udcff"], {}, "--cors"),
+        ([], {"BATON_ENGINE_NAME": "\udcff"}, "BATON_ENGINE_NAME"),
+        (["--kv-pages", "9" * 20], {}, "--kv-pages"),
+        (["--threads", "9" * 10], {}, "--threads"),
+        (["--memory", "9" * 18 + "T"], {}, "--memory"),
     ],
 )
 def test_a_wrong_option_is_named(arguments: list[str], environment: dict[str, str], named: str) -> None:
@@ -89,6 +100,16 @@ def test_a_wrong_option_is_named(arguments: list[str], environment: dict[str, st
 def test_a_wrong_choice_is_answered_with_the_right_ones(name: str, choices: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name}: expected {choices}, not 'int7'$"):
         parse(name, "int7", environment={})
+
+
+def test_keys_may_have_any_bytes() -> None:
+    assert parse("--api-key", "\udcff").api_key == ("\udcff",)
+
+
+def test_reading_options_does_not_import_torch() -> None:
+    code = "import sys; import baton.api.cli.commands, baton.api.routing.serve; print('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "False\n"
 
 
 def help_text(capsys: pytest.CaptureFixture[str]) -> str:

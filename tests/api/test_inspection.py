@@ -15,10 +15,11 @@ from baton.actors.forward.streams import CpuStream
 from baton.actors.runtime.sizing import count_active_parameters, count_parameters, weight_bytes
 from baton.api import cli
 from baton.api.config import Config
-from baton.api.inspection import AS_IN_FILE, Inspection, examine, lines
+from baton.api.inspection import AS_IN_FILE, Inspection, examine, inspect, lines
 from baton.api.machine import memory
 from baton.api.machine.batch import batch_limits
 from baton.api.serve import StartError
+from baton.api.terminal.console import complain
 from baton.api.wiring import load, model_length, size
 from baton.models.config import read_config
 from baton.models.families import granitemoehybrid
@@ -191,6 +192,30 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], reason: st
     assert found.room is None
     [message] = found.refused
     assert message.startswith(reason)
+
+
+@pytest.mark.parametrize("name", ["granite\x1b[2J", "granite\nbaton: ready", "granite\x9b"])
+def test_names_of_a_checkpoint_are_shown_with_escapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "mamba2", "architectures": [f"{name}Bidirectional"]})
+    )
+    for command in ("inspect", "serve"):
+        shown = lines_of(command, tmp_path, capsys)
+        assert any("granite\\" in line and "is bidirectional" in line for line in shown)
+        assert all(line.isprintable() and not line.startswith("baton: ready") for line in shown)
+
+
+def lines_of(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return what a command prints about a folder."""
+    if command == "inspect":
+        assert inspect(Config(model=str(folder)), as_json=False) == 1
+    else:
+        with pytest.raises(StartError) as refused:
+            load(Config(model=str(folder), device="cpu"), lambda done, total: None)
+        complain(refused.value)
+    return [line for line in "".join(capsys.readouterr()).split("\n") if "event" not in line]
 
 
 def test_a_missing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,16 @@
 """Access control: keys, host names, origins."""
 
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from yarl import URL
 
+from baton.api.cluster.file import read_cluster
 from baton.api.config import Config, ConfigError, check
+from baton.api.peering.options import read_key
 from baton.api.security import Guard, accepted_keys, host_name
 from tests.api.fake_ring import serving
 
@@ -77,6 +82,33 @@ def test_keys_from_a_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
         Guard(Config(api_key_file=str(file)))
     with pytest.raises(ConfigError, match="--api-key-file"):
         accepted_keys(Config(api_key_file=str(tmp_path / "absent")))
+
+
+def with_api_keys(file: Path) -> None:
+    accepted_keys(Config(api_key_file=str(file)))
+
+
+def with_peers(file: Path) -> None:
+    read_key(Config(peer_listen="localhost:0", peer_key_file=str(file)))
+
+
+@pytest.mark.parametrize("read", [with_api_keys, with_peers, read_cluster])
+def test_endless_and_large_files_are_refused(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    with (tmp_path / "large").open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    for file in (Path("/dev/zero"), tmp_path / "large"):
+        with pytest.raises(ConfigError, match="has more than 1048576 bytes"):
+            read(file)
+    with pytest.raises(ConfigError, match="Is a directory"):
+        read(tmp_path)
+
+
+def test_keys_may_come_from_a_pipe_as_shells_pass_what_a_command_prints() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"first\nsecond\n")
+    os.close(writer)
+    assert accepted_keys(Config(api_key_file=f"/dev/fd/{reader}")) == ("first", "second")
+    os.close(reader)
 
 
 @pytest.mark.parametrize(

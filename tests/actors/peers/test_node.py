@@ -163,6 +163,22 @@ def test_a_peer_that_answers_with_nonsense_is_tried_again(tmp_path: Path, nonsen
     asyncio.run(run())
 
 
+def test_a_mover_that_cannot_be_made_ends_one_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, failed = NoMover.__init__, list[int]()
+
+    def make(self: NoMover, *sockets: socket.socket) -> None:
+        if len(failed) < 2:  # on each side
+            failed.append(1)
+            raise RuntimeError("can't start new thread")
+        original(self, *sockets)
+
+    async def scenario(one: PeerEngines, other: PeerEngines) -> None:
+        await until(lambda: one.links and other.links)
+
+    monkeypatch.setattr(NoMover, "__init__", make)
+    linked(tmp_path, scenario)
+
+
 @NONSENSE
 def test_a_hello_that_is_nonsense_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nonsense: bytes) -> None:
     """A peer that knows the key can end its own link only."""

@@ -7,7 +7,8 @@ import torch
 
 from baton.actors.forward.streams import CpuStream
 from baton.api import wiring
-from baton.api.config import Config, description, fields
+from baton.api.cli.commands import description
+from baton.api.config import Config, fields
 from baton.api.machine import device
 from baton.api.machine.batch import MOST_GPU_STATES, BatchLimits, batch_limits, explain_headless, wants_head
 from baton.api.wiring import notes, size

@@ -24,9 +24,22 @@ except ZeroDivisionError:
 """
 
 
-def run(format: str, level: str) -> list[str]:
+HOSTILE = """
+import structlog
+from baton.api.telemetry.logs import configure
+configure({format!r}, {level!r})
+log = structlog.get_logger()
+log.info("peer", link="one\\x1b[2J", file="\\udcff\\x9b")
+try:
+    raise ValueError("two\\x1b[2J")
+except ValueError:
+    log.exception("broke")
+"""
+
+
+def run(format: str, level: str, script: str = SCRIPT) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(format=format, level=level)],
+        [sys.executable, "-c", script.format(format=format, level=level)],
         cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     assert done.stdout == ""
@@ -48,6 +61,13 @@ def test_the_console_form() -> None:
     assert "fine" in text and "detail=1" in text
     assert "'two\\nlines'" in text
     assert "ZeroDivisionError" in text and "secret" not in text, "the values of variables are not for the log"
+
+
+@pytest.mark.parametrize("format", ["console", "json"])
+def test_texts_that_others_choose_do_not_reach_the_terminal_as_they_are(format: str) -> None:
+    text = "\n".join(run(format, "info", HOSTILE))
+    assert all(c.isprintable() for c in text.replace("\n", ""))
+    assert "one" in text and "two" in text and "Logging error" not in text
 
 
 def test_the_level_is_a_threshold() -> None:

@@ -47,6 +47,32 @@ def write(file: Path, **tensors: np.ndarray) -> Path:
     return file
 
 
+def sparse(file: Path, metadata: bytes = b"") -> Path:
+    """Write a file that says it has 2**40 values and tensors, and that is a hole of 1 TiB after its beginning."""
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1 << 40, 1 << 40) + metadata)
+    with file.open("r+b") as opened:
+        opened.truncate(1 << 40)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (b"", "names '' twice"),
+        (struct.pack("<QIIQ", 0, 9, 0, 1 << 38), "does not describe tensors"),
+        (struct.pack("<QIQ", 0, 8, 1 << 38), "does not describe tensors"),
+    ],
+    ids=["values", "array", "text"],
+)
+def test_sparse_files_take_neither_memory_nor_time(tmp_path: Path, metadata: bytes, message: str) -> None:
+    file = sparse(tmp_path / "m.gguf", metadata)
+    tracemalloc.start()
+    with pytest.raises(ModelError, match=message):
+        read_gguf(file)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
 def test_metadata_and_tensors_are_read(tmp_path: Path) -> None:
     tensors = {"a": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.ones((2, 1, 5), np.float16)}
     file = write(tmp_path / "m.gguf", **tensors)

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from baton.models.config import MOST_LAYERS, ModelConfig, ModelError, read_config
+from baton.models.config import MOST_BYTES, MOST_LAYERS, ModelConfig, ModelError, read_config, read_json
 from baton.models.loading.checkpoint import find_family, load_model
+from baton.models.loading.fingerprint import configuration
 from baton.models.loading.pooling import read_recipe
 from baton.models.loading.quantization import read_quantization
 from baton.models.loading.shards import find_shards, read_headers
@@ -59,7 +61,11 @@ OTHERS: dict[str, Read] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("content", [DEEP, b"\xff", b"1" * 5000], ids=["deep", "no UTF-8", "long integer"])
+@pytest.mark.parametrize(
+    "content",
+    [DEEP, b"\xff", b"1" * 5000, rb'["\ud800"]', rb'{"\udcff": 1}'],
+    ids=["deep", "no UTF-8", "long integer", "surrogate", "surrogate in a key"],
+)
 def test_broken_json_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=f"{name} is not JSON"):
@@ -85,6 +91,51 @@ def test_only_regular_files_are_read(tmp_path: Path, name: str, kind: str) -> No
             (tmp_path / name).mkdir()
     with pytest.raises(ModelError, match=f"{name} should be a regular file"):
         (FILES | OTHERS)[name](tmp_path)
+
+
+WHOLE = {name: read for name, read in (FILES | OTHERS).items() if name.endswith((".json", ".jinja"))}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_files_that_are_read_as_a_whole_have_a_limit(tmp_path: Path, name: str) -> None:
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match=f"{name}.* has more than {MOST_BYTES} bytes"):
+        WHOLE[name](tmp_path)
+
+
+def test_large_files_are_read(tmp_path: Path) -> None:
+    """An index of 100,000 tensors, and a file as large as the largest tokenizers."""
+    names = {
+        f"model.layers.{n}.mlp.experts.{n}.down_proj.weight": "model-00001-of-00999.safetensors" for n in range(100_000)
+    }
+    file = tmp_path / "large.json"
+    for content in ({"weight_map": names}, "x" * 40_000_000):
+        file.write_text(json.dumps(content))
+        assert read_json(file) == content
+
+
+def test_pairs_of_surrogates_are_characters(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(rb'{"\ud83d\ude00": "\u0041"}')
+    assert read_config(tmp_path).values == {"\N{GRINNING FACE}": "A"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "params.json"])
+def test_the_configuration_of_a_fingerprint(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match="regular file"):
+        configuration(tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).write_text('{"vocab_size": 7}')
+    assert configuration(tmp_path) == b'{"vocab_size": 7}'
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2J", "a\nbaton: ready", "a\x9b"])
+def test_names_of_tensors_are_printable(tmp_path: Path, name: str) -> None:
+    save_file({name: torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="it holds a tensor named 'a") as refused:
+        stored_in(tmp_path)
+    assert str(refused.value).isprintable()
 
 
 def test_links_to_regular_files_are_read(tmp_path: Path) -> None:

@@ -1,0 +1,163 @@
+"""The sandbox in which chat templates are rendered: no single operation may take much memory or time.
+
+A template is stopped at its time limit, but only between two operations of Python. So each operation whose result can
+be much larger than its operands is checked before it is computed. Many values that are each below the limits can still
+take memory.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial, wraps
+from itertools import chain
+from string import Formatter
+from typing import Any
+
+from jinja2 import nodes, pass_environment
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.environment import Environment
+from jinja2.filters import make_attrgetter
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MOST_BASE, MOST_EXPONENT = 2**64, 64  # of a power
+MOST_ITEMS = 1 << 26
+"""The most characters of a text, and items of a list, that one operation makes."""
+MOST_LINES = 1 << 20  # that a filter is taken to indent if it does not get them as text
+NUMBERS = (int, float)
+MOST_FORMAT = 10_000  # characters of a format
+WIDE = re.compile(r"%(\([^)]*\))?[^%a-zA-Z]*(\d{7}|\*)")
+"""A width in a format of the operator % that is large, or that is an argument."""
+WIDE_FIELD = re.compile(r"\d{7}|\{")
+"""The same in a field of str.format."""
+parse = Formatter().parse
+PADDING = frozenset({"batch", "center", "expandtabs", "indent", "ljust", "rjust", "round", "tojson", "zfill"})
+"""Methods of texts, and filters, whose result is as large as an argument says."""
+FORBIDDEN = frozenset({"encode", "to_bytes", "translate"})
+"""Methods that make large values and that no template needs."""
+
+
+class TemplateError(ValueError):
+    """An error in rendering a chat; the message says why."""
+
+
+class Generator(CodeGenerator):
+    """A compiler of templates in which the operator ~ joins texts with the sandbox's `concat`."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("concat(map(str, (")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write(")))")
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """A sandbox that raises TemplateError instead of making a value that is too large."""
+
+    intercepted_binops = frozenset({"*", "**", "%", "+"})
+    code_generator_class = Generator
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # The filter `format` is the operator %, not str.format.
+        names = {"format": "%"}
+        self.filters = {name: checked(names.get(name, name), work) for name, work in self.filters.items()}
+        self.filters["join"] = join_values
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in FORBIDDEN and super().is_safe_attribute(obj, attr, value)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and not (abs(left) <= MOST_BASE and abs(right) <= MOST_EXPONENT):
+            raise TemplateError(f"{left} ** {right} is too large")
+        if operator == "*" and not (isinstance(left, NUMBERS) and isinstance(right, NUMBERS)):
+            sequence, times = (left, right) if isinstance(right, int) else (right, left)
+            check_size(len(sequence) * times)
+        if operator == "%" and isinstance(left, str):
+            check("%", left, right if isinstance(right, tuple) else [right], {})
+        if operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
+            check_size(len(left) + len(right))
+        return super().call_binop(context, operator, left, right)
+
+    # The names of the first parameters are jinja's: a template may pass arguments with any other name.
+    def call(__self, __context: Context, __obj: Any, *arguments: Any, **options: Any) -> Any:
+        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        if isinstance(owner, str):
+            check(name, owner, arguments, options)
+            __obj = partial(join_texts, owner) if name == "join" else __obj
+        return super().call(__context, __obj, *arguments, **options)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return a safe form of str.format and str.format_map; None for other values."""
+        work = super().wrap_str_format(value)
+        return checked(value.__name__, work, value.__self__) if work is not None else None
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """Join the parts of a text, such as everything that a template writes."""
+        found, size = list[str](), 0
+        for part in parts:
+            size += len(part)
+            check_size(size)
+            found.append(part)
+        return "".join(found)
+
+
+def checked(name: str, work: Callable[..., Any], *owner: str) -> Callable[..., Any]:
+    """Return a filter, or a method of a text, that checks its value and its arguments first.
+
+    owner: the method's text
+    """
+    skipped = int(hasattr(work, "jinja_pass_arg"))  # Jinja passes the environment or so before the value.
+
+    @wraps(work)
+    def run(*arguments: Any, **options: Any) -> Any:
+        values = [*owner, *arguments[skipped:]]
+        check(name, values[0], values[1:], options)
+        return work(*arguments, **options)
+
+    return run
+
+
+def check(name: str, value: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Raise TemplateError if a text's method, a filter or the operator % would make a value that is too large."""
+    others = (*arguments, *options.values())
+    if name in ("%", "format", "format_map"):
+        check_size(len(text := str(value)), MOST_FORMAT)
+        if WIDE.search(text) if name == "%" else any(WIDE_FIELD.search(spec or "") for *_, spec, _ in parse(text)):
+            raise TemplateError("a width in a format is too large")
+        values = chain(others, *(other.values() for other in others if isinstance(other, dict)))
+        longest = max((len(each) for each in values if isinstance(each, str)), default=0)
+        check_size(len(text) + (text.count("%") + text.count("{")) * longest)
+    elif name == "replace" and len(others) > 1:
+        check_size(len(str(value)) + str(value).count(str(others[0])) * len(str(others[1])))
+    elif name in PADDING:
+        times = 1 + value.count("\n") + value.count("\t") if isinstance(value, str) else 1
+        for width in others:
+            if isinstance(width, int | str):
+                size = width if isinstance(width, int) else len(width)
+                check_size(size * (MOST_LINES if name in ("round", "tojson") else times))
+
+
+def check_size(size: int, most: int = MOST_ITEMS) -> None:
+    if size > most:
+        raise TemplateError(f"a value of more than {most} characters or items is too large")
+
+
+def join_texts(separator: str, texts: Iterable[str]) -> str:
+    """Do what str.join does."""
+
+    def parts() -> Iterator[str]:
+        for number, text in enumerate(texts):
+            if number:
+                yield separator
+            yield text
+
+    return Sandbox.concat(parts())
+
+
+@pass_environment
+def join_values(environment: Environment, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
+    """Do what Jinja's filter `join` does."""
+    values = value if attribute is None else map(make_attrgetter(environment, attribute), value)
+    return join_texts(str(d), map(str, values))

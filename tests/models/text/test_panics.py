@@ -1,0 +1,50 @@
+"""Panics of the tokenizer library are errors of one text."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+from baton.models.text.panics import TokenizerError
+from baton.models.text.tokenizer import load_text
+from tests.api.server_process import SERVE, ServerProcess
+from tests.models.oracle import write_tokenizer
+
+HARD = "x" * 40  # a text for which SLOW takes exponential time, so that the library gives up
+
+
+def write_slow(folder: Path) -> None:
+    """Write a tokenizer with a regex that fails for some texts."""
+    write_tokenizer(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.pre_tokenizer = Sequence([Split(Regex("(x+x+)+y"), "isolated"), ByteLevel(False, use_regex=False)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def test_a_panic_is_an_error(tmp_path: Path) -> None:
+    write_slow(tmp_path)
+    text = load_text(tmp_path)
+    with pytest.raises(TokenizerError, match="the tokenizer failed: Onig"):
+        text.encode(HARD)
+    with pytest.raises(TokenizerError, match="the tokenizer failed: Onig"):
+        text.encode_chat([{"role": "user", "content": HARD}])
+    assert text.decode(text.encode("easy")) == "easy"
+
+
+def test_a_panic_is_answered_and_the_server_goes_on(tmp_path: Path) -> None:
+    write_slow(tmp_path)
+    config = {"model_type": "hash", "vocab_size": 300, "chunk_size": 8, "max_position_embeddings": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    bodies = {
+        "/v1/completions": {"prompt": HARD, "max_tokens": 1},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": HARD}], "max_tokens": 1},
+        "/tokenize": {"prompt": HARD},
+        "/generate": {"text": HARD, "sampling_params": {"max_new_tokens": 1}},
+    }
+    with ServerProcess([*SERVE, str(tmp_path)]) as server:
+        for path, body in bodies.items():
+            status, answer = server.post(path, body)
+            assert status == 400 and "the tokenizer failed" in answer["error"]["message"], path
+        assert server.post("/v1/completions", {"prompt": "easy", "max_tokens": 1})[0] == 200
