@@ -11,7 +11,7 @@ from torch import Tensor
 
 HUGE_PAGE = 2**21
 MOST_UNUSED = 1 / 8
-"""Maximum share of a mapping that is left unused so that it ends with a whole huge page."""
+"""The largest share of the huge pages that may be unused. With more, the end of the memory is in small pages."""
 
 
 def mapped(nbytes: int) -> Tensor:
@@ -22,15 +22,16 @@ def mapped(nbytes: int) -> Tensor:
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
     whole = -(-nbytes // HUGE_PAGE) * HUGE_PAGE
-    length = whole if whole - nbytes <= MOST_UNUSED * whole else nbytes
+    huge = whole if whole - nbytes <= MOST_UNUSED * whole else whole - HUGE_PAGE
+    # Linux aligns a large mapping to huge pages since version 6.7; before, only a part of a longer mapping is aligned.
+    length = max(huge, nbytes) + (HUGE_PAGE if huge else 0)
     # Windows has only one kind of anonymous memory.
     private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-    # Linux aligns a large mapping to huge pages since version 6.7; before, only a part of a longer mapping is aligned.
-    memory = mmap.mmap(-1, length + HUGE_PAGE, **private)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    memory = mmap.mmap(-1, length, **private)
+    first = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE if huge else 0
+    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    first = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE
+            memory.madvise(mmap.MADV_HUGEPAGE, first, huge)
     return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=first)
 
 

@@ -12,8 +12,10 @@
 namespace baton {
 namespace {
 
+constexpr int64_t LINE = 16;  // Floats of a cache line.
 constexpr int64_t BLOCK = 128;  // Channels that are computed together; a multiple of LANES.
 constexpr int64_t GRAIN = 16384;  // Minimum numbers per part of a parallel loop; fewer are not worth waking a thread.
+constexpr int64_t AHEAD = 4;  // Blocks of channels between the one that is computed and the one that is prefetched.
 
 // Round to the type T.
 template <class T, class V> V rounded(V x) {
@@ -149,10 +151,21 @@ template <class T> struct Rows {
         }
     }
 
+    // Slots are far apart in memory, so the hardware does not prefetch the next one.
+    void prefetch(int64_t row, int64_t channel) const {
+        const float *const slot = layer.slot(slots[row]) + channel;
+        for (int64_t k = 0; k < layer.history(); k++)
+            for (int64_t c = 0; c < layer.width(channel); c += LINE)
+                __builtin_prefetch(slot + k * layer.channels + c, 1, FIRST_CACHE);
+    }
+
     void run(int64_t rows) const {
         const int64_t blocks = layer.blocks();
         parallel_for(rows * blocks, GRAIN / BLOCK, [&](int64_t from, int64_t to) {
-            for (int64_t i = from; i < to; i++) compute(i / blocks, i % blocks * BLOCK);
+            for (int64_t i = from; i < to; i++) {
+                if (const int64_t next = i + AHEAD; next < to) prefetch(next / blocks, next % blocks * BLOCK);
+                compute(i / blocks, i % blocks * BLOCK);
+            }
         });
     }
 };

@@ -383,8 +383,13 @@ extern "C" void baton_paged_attention(int type, const void *query, int stored, c
 // places: [tokens], flat KV indices: page · page_size + offset.
 extern "C" void baton_write_pages(const char *rows, char *pages, int64_t stride, const int64_t *places, int64_t tokens,
                                   int64_t page_size, int64_t bytes) {
-    for (int64_t t = 0; t < tokens; t++)
-        std::memcpy(pages + places[t] / page_size * stride + places[t] % page_size * bytes, rows + t * bytes, bytes);
+    const auto place = [=](int64_t t) { return pages + places[t] / page_size * stride + places[t] % page_size * bytes; };
+    constexpr int64_t AHEAD = 4;
+    for (int64_t t = 0; t < tokens; t++) {
+        if (t + AHEAD < tokens)
+            for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(place(t + AHEAD) + byte, 1, FIRST_CACHE);
+        std::memcpy(place(t), rows + t * bytes, bytes);
+    }
 }
 
 BATON_RECORDABLE(baton_paged_attention)
