@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TypeAlias
 
@@ -11,6 +12,17 @@ from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request
 
 Deliver: TypeAlias = Callable[[Ran | Transferred], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """Pages that a row gets, before the step that fills them."""
+
+    row: int
+    pages: list[int]
+
+
+Call: TypeAlias = Callable[[], None] | Extension | Work
 
 
 class DeviceThread:
@@ -23,7 +35,7 @@ class DeviceThread:
 
     def __init__(self, device: Device, deliver: Deliver, failed: Callable[[BaseException], None]) -> None:
         self._device = device
-        self._calls: SimpleQueue[Callable[[], None] | Work | None] = SimpleQueue()
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._failed = failed
         enter = device.enter_thread
         self._steps, self._copies = Waiter("steps", enter, deliver, failed), Waiter("copies", enter, deliver, failed)
@@ -62,7 +74,7 @@ class DeviceThread:
         self._calls.put(lambda: self._device.open_row(row, grant, slot, request, pages))
 
     def extend_row(self, row: int, pages: list[int]) -> None:
-        self._calls.put(lambda: self._device.extend_row(row, pages))
+        self._calls.put(Extension(row, pages))
 
     def run(self, work: Work) -> None:
         self._calls.put(work)
@@ -78,16 +90,19 @@ class DeviceThread:
         try:
             self._device.enter_thread()
             while (call := self._next()) is not None and not (self._steps.has_failed or self._copies.has_failed):
-                if isinstance(call, Work):
-                    self._launch(call)
-                else:
-                    self._deliver()
-                    call()
+                match call:
+                    case Work():
+                        self._launch(call)
+                    case Extension(row, pages):  # A step follows, before which a held result is not delivered.
+                        self._device.extend_row(row, pages)
+                    case _:
+                        self._deliver()
+                        call()
             self._deliver()
         except BaseException as error:
             self._failed(error)
 
-    def _next(self) -> Callable[[], None] | Work | None:
+    def _next(self) -> Call | None:
         if self._calls.empty():
             self._deliver()
         return self._calls.get()

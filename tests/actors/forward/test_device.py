@@ -93,7 +93,8 @@ def test_the_next_step_is_prepared_before_a_result_is_delivered_and_launched_aft
     steps = [Work(number, [], [], [], []) for number in (1, 2, 3)]
     thread.run(steps[0])
     assert device.computing.acquire(timeout=10)
-    thread.run(steps[1])  # enqueued while the first is computed
+    thread.extend_row(0, [3])  # enqueued while the first is computed
+    thread.run(steps[1])
     device.may_end.release()
     assert device.computing.acquire(timeout=10)
     device.may_end.release()
@@ -101,7 +102,8 @@ def test_the_next_step_is_prepared_before_a_result_is_delivered_and_launched_aft
     thread.run(steps[2])
     device.may_end.release()
     thread.close()
-    expected = [("launch", steps[0]), ("prepare", steps[1]), ran(1), ("launch", steps[1]), ran(2)]
+    before = [("launch", steps[0]), ("extend_row", 0, [3]), ("prepare", steps[1])]
+    expected = [*before, ran(1), ("launch", steps[1]), ran(2)]
     assert device.calls[1:] == [*expected, ("launch", steps[2]), ran(3)] and not failed
 
 
