@@ -37,7 +37,7 @@ def accepted_keys(config: Config) -> tuple[str, ...]:
     if config.api_key_file is None:
         return config.api_key
     try:
-        lines = [line.strip() for line in read_small(config.api_key_file).decode().splitlines()]
+        lines = [line.strip() for line in re.split(r"\r\n?|\n", read_small(config.api_key_file).decode("utf-8-sig"))]
     except (OSError, ValueError) as error:
         raise ConfigError(f"--api-key-file: {error}") from None
     keys = tuple(line for line in lines if line and not line.startswith("#"))

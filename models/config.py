@@ -5,6 +5,7 @@ read_json reads every JSON file of a checkpoint.
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("float32", "bfloat16")
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 UNLIMITED = 2**31 - 1
 """The largest integer that is accepted in config.json, and the max_position of a model that has no limit."""
 MOST_BYTES = 1 << 26
@@ -230,7 +232,7 @@ def parse_json(text: bytes, message: str) -> Any:
     """
     try:
         content = json.loads(text.decode("utf-8-sig"))
-        if rb"\u" in text:  # Only escapes can make surrogates.
+        if SURROGATE.search(text):  # Only escapes can make surrogates.
             json.dumps(content, ensure_ascii=False).encode()
         return content
     except UnicodeEncodeError:

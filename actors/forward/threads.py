@@ -93,13 +93,14 @@ class DeviceThread:
                 match call:
                     case Work():
                         self._launch(call)
-                    case Extension(row, pages):  # A step follows, before which a held result is not delivered.
+                    case Extension(row, pages):  # Keep the held result: the step that follows is prepared before.
                         self._device.extend_row(row, pages)
                     case _:
                         self._deliver()
                         call()
             self._deliver()
         except BaseException as error:
+            self._deliver()
             self._failed(error)
 
     def _next(self) -> Call | None:

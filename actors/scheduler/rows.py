@@ -90,6 +90,7 @@ class RunningRows:
             self.state.rows[grant].filling = False
 
     def mask(self, masks: list[RowMask]) -> None:
+        """Keep the newest mask of each row."""
         for mask in masks:
             if mask.grant in self.state.rows:
                 self.state.rows[mask.grant].mask = mask
@@ -163,6 +164,7 @@ class RunningRows:
             self.send("cache", Extend(grants))
 
     def extended(self, extended: Extended) -> None:
+        """Keep the new pages for the next Step, and note which rows the cache has no page for."""
         for addition in extended.pages:
             row = self.state.rows.get(addition.grant)
             if row is not None and row.capacity is not None:

@@ -84,7 +84,8 @@ def run(arguments: Sequence[str], signals: Signals) -> int:
 
     try:
         config = configuration.load(options)
-        accepted_keys(config)
+        # The file is read once: it may be a pipe.
+        config = msgspec.structs.replace(config, api_key=accepted_keys(config), api_key_file=None)
         if config.peer or config.peer_listen is not None:
             from baton.api.peering.options import read_key
 

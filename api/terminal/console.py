@@ -134,7 +134,7 @@ def complain(error: Exception) -> None:
 
 
 def escaped(text: str) -> str:
-    """Return a text in one line, with escapes such as \\x1b for control characters: a file's names may have some."""
+    """Return a text in one line, with escapes such as \\x1b for control characters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

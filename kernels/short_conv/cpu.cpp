@@ -151,7 +151,7 @@ template <class T> struct Rows {
         }
     }
 
-    // Slots are far apart in memory, so the hardware does not prefetch the next one.
+    // Prefetch a block of a row's slot. Slots are far apart in memory, so the hardware does not.
     void prefetch(int64_t row, int64_t channel) const {
         const float *const slot = layer.slot(slots[row]) + channel;
         for (int64_t k = 0; k < layer.history(); k++)

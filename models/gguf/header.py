@@ -33,7 +33,7 @@ OTHERS = {
 """Dtypes that are not read, for error messages."""
 NAMES = PLAIN | QUANTIZED | OTHERS
 MOST_DIMENSIONS, MOST_IN_DIMENSION = 8, 1 << 48
-MOST_BYTES = 1 << 28
+MOST_HEADER_BYTES = 1 << 28
 """The most bytes of a header. The largest published vocabularies take about 20 MB."""
 BROKEN = (struct.error, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)
 """Errors of reading a header that is broken."""
@@ -110,8 +110,10 @@ class Cursor:
     def _take(self, size: int) -> bytes:
         """Return the next bytes. Raises ValueError if the file or a header ends before."""
         start, self.at = self.at, self.at + size
-        if self.at > min(len(self.data), MOST_BYTES):
-            raise ValueError(f"{size} bytes at {start}, in a header that ends before {self.at}")
+        if self.at > min(len(self.data), MOST_HEADER_BYTES):
+            raise ValueError(
+                f"{size} bytes at {start}, beyond the file or the {MOST_HEADER_BYTES} that a header may have"
+            )
         return self.data[start : self.at]
 
 

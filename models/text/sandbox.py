@@ -1,8 +1,8 @@
-"""The sandbox in which chat templates are rendered: no single operation may take much memory or time.
+"""The sandbox in which chat templates are rendered: no common operation may take much memory or time.
 
-A template is stopped at its time limit, but only between two operations of Python. So each operation whose result can
-be much larger than its operands is checked before it is computed. Many values that are each below the limits can still
-take memory.
+A template is stopped at its time limit, but only between two operations of Python. So an operation whose result is as
+large as an argument says, or a multiple of its operands, is checked before it is computed. Many values that are each
+below the limits can still take memory, and so can the text of nested lists that contain one list several times.
 """
 
 import re
@@ -23,12 +23,12 @@ MOST_BASE, MOST_EXPONENT = 2**64, 64  # of a power
 MOST_ITEMS = 1 << 26
 """The most characters of a text, and items of a list, that one operation makes."""
 MOST_LINES = 1 << 20  # that a filter is taken to indent if it does not get them as text
+MOST_BITS = 1 << 16  # of a product of integers
 NUMBERS = (int, float)
-MOST_FORMAT = 10_000  # characters of a format
-WIDE = re.compile(r"%(\([^)]*\))?[^%a-zA-Z]*(\d{7}|\*)")
-"""A width in a format of the operator % that is large, or that is an argument."""
-WIDE_FIELD = re.compile(r"\d{7}|\{")
-"""The same in a field of str.format."""
+CONVERSION = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(\*|\d+)?(?:\.(\*|\d+))?[hlL]?(.)", re.DOTALL)
+"""A conversion in a format of the operator %: its width, its precision and its type."""
+SIZE = re.compile(r"\d+|\{")
+"""A width or precision in a field of str.format; a brace if it is an argument."""
 parse = Formatter().parse
 PADDING = frozenset({"batch", "center", "expandtabs", "indent", "ljust", "rjust", "round", "tojson", "zfill"})
 """Methods of texts, and filters, whose result is as large as an argument says."""
@@ -60,8 +60,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         # The filter `format` is the operator %, not str.format.
-        names = {"format": "%"}
-        self.filters = {name: checked(names.get(name, name), work) for name, work in self.filters.items()}
+        self.filters = {name: checked("%" if name == "format" else name, work) for name, work in self.filters.items()}
         self.filters["join"] = join_values
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -73,6 +72,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if operator == "*" and not (isinstance(left, NUMBERS) and isinstance(right, NUMBERS)):
             sequence, times = (left, right) if isinstance(right, int) else (right, left)
             check_size(len(sequence) * times)
+        if operator == "*" and isinstance(left, int) and isinstance(right, int):
+            check_size(left.bit_length() + right.bit_length(), MOST_BITS)
         if operator == "%" and isinstance(left, str):
             check("%", left, right if isinstance(right, tuple) else [right], {})
         if operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
@@ -108,7 +109,7 @@ def checked(name: str, work: Callable[..., Any], *owner: str) -> Callable[..., A
 
     owner: the method's text
     """
-    skipped = int(hasattr(work, "jinja_pass_arg"))  # Jinja passes the environment or so before the value.
+    skipped = int(hasattr(work, "jinja_pass_arg"))  # Jinja passes the environment or a context before the value.
 
     @wraps(work)
     def run(*arguments: Any, **options: Any) -> Any:
@@ -123,14 +124,14 @@ def check(name: str, value: Any, arguments: Sequence[Any], options: Mapping[str,
     """Raise TemplateError if a text's method, a filter or the operator % would make a value that is too large."""
     others = (*arguments, *options.values())
     if name in ("%", "format", "format_map"):
-        check_size(len(text := str(value)), MOST_FORMAT)
-        if WIDE.search(text) if name == "%" else any(WIDE_FIELD.search(spec or "") for *_, spec, _ in parse(text)):
-            raise TemplateError("a width in a format is too large")
-        values = chain(others, *(other.values() for other in others if isinstance(other, dict)))
-        longest = max((len(each) for each in values if isinstance(each, str)), default=0)
-        check_size(len(text) + (text.count("%") + text.count("{")) * longest)
+        check_format(str(value), conversions if name == "%" else fields, others)
     elif name == "replace" and len(others) > 1:
-        check_size(len(str(value)) + str(value).count(str(others[0])) * len(str(others[1])))
+        old, new = (*arguments, *(options[name] for name in ("old", "new") if name in options))[:2]
+        check_size(len(str(value)) + str(value).count(str(old)) * len(str(new)))
+    elif name == "wordwrap":
+        check_size(len(str(value)) * max((len(other) for other in others if isinstance(other, str)), default=1))
+    elif name == "sum" and any(isinstance(other, Sized) for other in (*arguments[1:], options.get("start"))):
+        raise TemplateError("a sum that begins with no number may be too large")
     elif name in PADDING:
         times = 1 + value.count("\n") + value.count("\t") if isinstance(value, str) else 1
         for width in others:
@@ -139,9 +140,39 @@ def check(name: str, value: Any, arguments: Sequence[Any], options: Mapping[str,
                 check_size(size * (MOST_LINES if name in ("round", "tojson") else times))
 
 
+def check_format(text: str, parts: Callable[[str], Iterable[list[str]]], arguments: Sequence[Any]) -> None:
+    """Raise TemplateError if a format could make a value that is too large.
+
+    parts: returns the widths and precisions of each part of a format that takes an argument
+    """
+    values = chain(arguments, *(argument.values() for argument in arguments if isinstance(argument, dict)))
+    longest = max((len(value) for value in values if isinstance(value, str)), default=0)
+    size = len(text)
+    for sizes in parts(text):
+        if not all(map(str.isdigit, sizes)):
+            raise TemplateError("a format whose width is an argument may be too large")
+        size += longest + sum(map(int, sizes))
+        check_size(size)
+
+
+def conversions(text: str) -> Iterator[list[str]]:
+    """Yield the widths and precisions of each conversion in a format of the operator %."""
+    for width, precision, kind in CONVERSION.findall(text):
+        if kind != "%":
+            yield [size for size in (width, precision) if size]
+
+
+def fields(text: str) -> Iterator[list[str]]:
+    """Yield the widths and precisions of each field in a format of str.format."""
+    for _, name, form, _ in parse(text):
+        if name is not None:
+            yield SIZE.findall(form or "")
+
+
 def check_size(size: int, most: int = MOST_ITEMS) -> None:
+    """Raise TemplateError if a value has more characters, items or bits than it may have."""
     if size > most:
-        raise TemplateError(f"a value of more than {most} characters or items is too large")
+        raise TemplateError(f"a value of more than {most} characters, items or bits is too large")
 
 
 def join_texts(separator: str, texts: Iterable[str]) -> str:

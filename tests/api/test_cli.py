@@ -1,5 +1,6 @@
 """Options: defaults, ranges, environment, help."""
 
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from baton.api.cli import commands, main
 from baton.api.cli.commands import description, group_of
 from baton.api.config import Config, ConfigError, fields, flag, load, variable
 from baton.api.machine.signals import Signals
+from baton.api.routing import serve
+from baton.api.security import Guard
 
 
 def parse(*arguments: str, environment: dict[str, str] | None = None) -> Config:
@@ -145,6 +148,17 @@ def test_a_wrong_option_ends_the_process_with_2(
     monkeypatch.setenv("BATON_STEP_TOKENS", "none")
     assert commands.run(["serve"], Signals()) == 2
     assert "BATON_STEP_TOKENS" in capsys.readouterr().err
+
+
+def test_keys_are_read_once_because_they_may_come_from_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = list[Guard]()
+    monkeypatch.setattr(serve, "route", lambda config, signals: served.append(Guard(config)) or 0)
+    reader, writer = os.pipe()
+    os.write(writer, b"first\n")
+    os.close(writer)
+    assert commands.run(["route", "--engine", "http://x", "--api-key-file", f"/dev/fd/{reader}"], Signals()) == 0
+    os.close(reader)
+    assert served[0].has_keys
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

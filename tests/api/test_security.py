@@ -111,6 +111,12 @@ def test_keys_may_come_from_a_pipe_as_shells_pass_what_a_command_prints() -> Non
     os.close(reader)
 
 
+def test_lines_of_a_file_with_keys_end_with_line_feeds_only(tmp_path: Path) -> None:
+    text = "\ufeff# old\x0cstray\r\nfirst\x85key\r\nsecond\n"
+    (tmp_path / "keys").write_text(text, encoding="utf-8", newline="")
+    assert accepted_keys(Config(api_key_file=str(tmp_path / "keys"))) == ("first\x85key", "second")
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [

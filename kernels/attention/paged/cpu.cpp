@@ -138,15 +138,15 @@ private:
         std::fill(highest, highest + rows, -FLT_MAX);
         std::fill(totals, totals + rows, 0.0f);
         const int64_t end = position + last - first, begin = s.first_seen(position) / KEYS * KEYS;
-        const auto set = [&](Block<Stored> &block, int64_t key) {
+        const auto find = [&](Block<Stored> &found, int64_t key) {
             const int64_t count = std::clamp<int64_t>(end - key, 0, KEYS);
-            block.set(keys, values, s.table + segment * s.table_stride, kv_head, key, count);
+            found.set(keys, values, s.table + segment * s.table_stride, kv_head, key, count);
         };
         Block<Stored> blocks[2];
-        set(blocks[0], begin);
-        for (int64_t key = begin, turn = 0; key < end; key += KEYS, turn = 1 - turn) {
-            set(blocks[1 - turn], key + KEYS);
-            add(blocks[turn], blocks[1 - turn], key, position, rows, queries, sums, highest, totals);
+        find(blocks[0], begin);
+        for (int64_t key = begin, now = 0; key < end; key += KEYS, now = 1 - now) {
+            find(blocks[1 - now], key + KEYS);
+            add(blocks[now], blocks[1 - now], key, position, rows, queries, sums, highest, totals);
         }
         with_type(type, [&](auto *activation) {
             auto *const to = static_cast<decltype(activation)>(output);
@@ -193,25 +193,30 @@ private:
         }
     }
 
-    // sums += weights · values of a block, in float32. Few rows read the values directly from the pages, and many rows read
-    // a float32 copy: a copy pays only if several tiles read it. The sums are the same either way.
+    // sums += weights · values of a block, in float32. Prefetch those of the next block. Few rows read the values
+    // directly from the pages, and many rows read a float32 copy: a copy pays only if several tiles read it. The sums are
+    // the same either way.
     void add_floats(const Block<Stored> &block, const Block<Stored> &next, int64_t rows, const Number *weights,
                     float *sums) const {
         const int64_t summed = h.value_columns(), count = block.count;
-        for (int64_t key = 0; key < next.count; key++)
-            for (int64_t c = 0; c < h.value_width; c += 64 / sizeof(Stored))
+        const auto prefetch = [&](int64_t key) {
+            for (int64_t c = 0; key < next.count && c < h.value_width; c += 64 / sizeof(Stored))
                 __builtin_prefetch(next.values[key] + c, 0, SECOND_CACHE);
+        };
         if (rows <= 2 * TILE_ROWS && summed == h.value_width) {
             for (int64_t key = 0, run; key < count; key += run) {
                 for (run = 1; key + run < count && block.values[key + run] == block.values[key] + run * values.stride;)
                     run++;
+                for (int64_t k = key; k < key + run; k++) prefetch(k);
                 add_values(block.values[key], values.stride, run, rows, weights + key, sums);
             }
         } else {
             float *const copy = scratch(VALUES, KEYS * summed);
-            for (int64_t key = 0; key < count; key++)
+            for (int64_t key = 0; key < count; key++) {
+                prefetch(key);
                 for (int64_t c = 0; c < h.value_width; c += LANES)
                     put(copy + key * summed + c, load(block.values[key] + c, h.value_width - c));
+            }
             add_values(copy, summed, count, rows, weights, sums);
         }
     }

@@ -12,7 +12,7 @@
 
 namespace baton {
 
-constexpr int64_t PARTS = 8;  // Number of parts of a loop per thread, unless the loop says another.
+constexpr int64_t PARTS = 8;  // Number of parts of a loop per thread, unless the caller passes another.
 
 // Call f(own, begin, end) for parts of [0, n) of at least `grain` each, and return when all are done. `own` is an object
 // of the thread, which lives as long as the loop. A thread takes the next part when it has finished one, so a thread that
@@ -20,11 +20,11 @@ constexpr int64_t PARTS = 8;  // Number of parts of a loop per thread, unless th
 // The result for an index must not depend on the part that it is in, because the parts depend on the number of threads.
 // Nor does it depend on the thread: all of them treat denormals as zero, whatever the calling thread does.
 // f must not throw.
-template <class Own, class F> void parallel_for_with(int64_t n, int64_t grain, F f, int64_t parts = PARTS) {
+template <class Own, class F> void parallel_for_with(int64_t n, int64_t grain, F f, int64_t parts_per_thread = PARTS) {
     struct Work {
         F &f;
         int64_t n, parts;
-    } work{f, n, std::min({pool.threads() * parts, n / std::max<int64_t>(grain, 1), Pool::MOST_PARTS})};
+    } work{f, n, std::min({pool.threads() * parts_per_thread, n / std::max<int64_t>(grain, 1), Pool::MOST_PARTS})};
     const auto body = [](void *data, Turn &turn) {
         Work &work = *static_cast<Work *>(data);
         const FlushDenormals flush;

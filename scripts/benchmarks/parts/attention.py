@@ -98,7 +98,7 @@ class Layer:
 
 
 def layer_of(shape: Shape, rows: int, tokens: int) -> Layer:
-    """Return a layer whose rows have so many tokens each."""
+    """Return a layer whose rows have `tokens` tokens each."""
     pages = -(-tokens // PAGE)
     pool = empty(rows * pages, 2, PAGE, shape.kv_heads, shape.width, dtype=torch.bfloat16).normal_()
     table = torch.randperm(rows * pages).view(rows, pages).int()

@@ -74,6 +74,23 @@ def test_no_call_is_made_after_one_that_raises() -> None:
     assert [str(error) for error in failed] == ["the device is gone"]
 
 
+def test_a_held_result_is_delivered_before_a_failure() -> None:
+    """The failure of a row's extension, which follows a step without delivering its result."""
+
+    class FailingCalls(SteppedCalls):
+        def extend_row(self, row: int, pages: list[int]) -> None:
+            raise RuntimeError("no more pages")
+
+    device, seen = FailingCalls(), list[Any]()
+    thread = DeviceThread(device, seen.append, seen.append)  # type: ignore[arg-type]
+    thread.run(Work(1, [], [], [], []))
+    assert device.computing.acquire(timeout=10)
+    thread.extend_row(0, [3])
+    device.may_end.release()
+    thread.close()
+    assert [str(each) for each in seen] == [str(ran(1)), "no more pages"]
+
+
 class SteppedCalls(NotedCalls):
     """A device whose steps wait in `launch` until the test lets them end, as a CPU's do while they compute."""
 
