@@ -160,11 +160,10 @@ def start_arena(config: Config, device: torch.device) -> ArenaStart | None:
 
 
 def cpu_arena(config: Config, model: Model) -> Arena:
-    nbytes = host_bytes(config, is_gpu=False)
     try:
-        return mapped_arena(model, nbytes, config.page_size)
+        return mapped_arena(model, host_bytes(config, is_gpu=False), config.page_size)
     except OSError as error:
-        raise StartError(f"--host-memory: {bytes_of(nbytes)} cannot be mapped: {error.strerror}") from error
+        raise StartError(f"--host-memory: {error.strerror}") from error
 
 
 def read_model(
