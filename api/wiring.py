@@ -40,7 +40,7 @@ from baton.api.generation.tool_choice import limit_of
 from baton.api.machine.batch import BatchLimits, batch_limits, explain_headless, wants_head
 from baton.api.machine.device import allocate_pools, enter_device, make_device, pool_memory, stream_of
 from baton.api.machine.host_arena import ArenaStart, host_bytes, mapped_arena
-from baton.api.machine.memory import bytes_of, check_room, free_memory
+from baton.api.machine.memory import check_room, free_memory
 from baton.api.machine.native import NO_INTEGERS, start_native
 from baton.api.machine.threads import default_threads
 from baton.api.peering.links import Peering
