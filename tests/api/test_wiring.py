@@ -172,9 +172,7 @@ def test_on_a_cpu_the_arena_is_within_host_memory() -> None:
     cut = lines_of(model, 4)
     assert cpu_arena(Config(host_memory=10 * cut.nbytes - 1, page_size=4), model).nbytes == 9 * cut.nbytes
     assert cpu_arena(Config(host_memory=0), model).nbytes == 0
-    with pytest.raises(
-        StartError, match=r"--host-memory: the system refuses \d+ bytes of memory: Cannot"
-    ):
+    with pytest.raises(StartError, match=r"--host-memory: the system refuses \d+ bytes of memory: Cannot"):
         cpu_arena(Config(host_memory=2**60), model)
 
 
