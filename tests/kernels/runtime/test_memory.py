@@ -11,6 +11,7 @@ from baton.kernels.linear.dense import native
 from baton.kernels.linear.per_head import native as per_head
 from baton.kernels.runtime import memory
 from baton.kernels.runtime.memory import HUGE_PAGE
+from baton.models.batch import zeros
 
 HAS_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage").exists()
 
@@ -43,6 +44,11 @@ def test_packed_weights_are_in_huge_pages() -> None:
     assert asks_for_huge_pages(quantized.quantize(weight, 8).data)
     heads = native.packed(weight.view(4, 256, 2048)[0]), per_head.pack(weight.view(4, 256, 2048)).data
     assert [asks_for_huge_pages(data) for data in heads] == [False, True]
+
+
+@pytest.mark.skipif(not HAS_HUGE_PAGES, reason="this kernel has no transparent huge pages")
+def test_pools_are_in_huge_pages() -> None:
+    assert asks_for_huge_pages(zeros(2 * HUGE_PAGE, torch.device("cpu")))
 
 
 def test_small_tensors_share_pages_and_tensors_of_a_gpu_are_its_own() -> None:
