@@ -5,7 +5,7 @@ from msgspec import Struct
 from baton.actors.tokens import Tokens
 
 LIKELY = 0.3
-"""A row with a grammar gets only proposals whose tokens are at least this likely: masks after drafts take time."""
+"""The least chance at which a row with a grammar gets drafts: each draft needs a mask of its own, which takes time."""
 
 
 class PageCopy(Struct, frozen=True, array_like=True):
@@ -18,7 +18,7 @@ class PageCopy(Struct, frozen=True, array_like=True):
 class Fill(Struct, frozen=True, array_like=True):
     """A copy in host memory to resume from: its state goes to the grant's slot, its KV to some of the grant's pages."""
 
-    key: int  # names the copy
+    key: int  # the copy's key in host memory
     first_page: int  # the copy's KV is written to the grant's pages[first_page:end_page]; earlier pages are shared
     end_page: int
 
@@ -48,9 +48,9 @@ class Proposal(Struct, frozen=True, array_like=True):
     """Tokens that are likely to continue a row's history. The scheduler decides how many of them a step feeds."""
 
     grant: int
-    position: int  # index in the history of the first of the tokens; none is known from there on
+    position: int  # index in the row's history where the tokens would follow: the length of the history so far
     tokens: Tokens
-    chance: float  # how likely each token is right if those before it are; in (0, 1)
+    chance: float  # probability that a token is right if all tokens before it are; in (0, 1)
 
 
 class RowMask(Struct, frozen=True, array_like=True):
@@ -59,7 +59,7 @@ class RowMask(Struct, frozen=True, array_like=True):
     grant: int
     position: int  # index in the row's history of the token to draw; the mask is valid only for this token
     words: bytes  # int32 [ceil(vocabulary / 32)]: bit i % 32 of word i // 32 says whether token i is allowed
-    ahead: list[bytes] = []  # the same after each of the proposed tokens; in a Step, after each draft
+    ahead: list[bytes] = []  # as `words`, after each token of `proposal`; in a Step, after each draft of the row
     proposal: Proposal | None = None  # tokens that the grammar allows
 
 

@@ -111,10 +111,22 @@ class Step(Struct, tag=True, array_like=True):
     sit_out: list[int]  # grants past their prompt that do not decode in this step
     checkpoints: list[Checkpoint]  # states to save during the step, each into the slot of its lease
     pages: list[GrantPages]  # pages that rows were given since the last Step
-    masks: list[RowMask] = []  # one for each row with a grammar that draws a token in this step
-    drafts: list[RowDrafts] = []  # of rows that decode; such a row is in no other step until this one is settled
+    masks: list[RowMask] = []  # of the rows with a grammar that draw a token in this step, except those in `late`
+    late: list[int] = []  # rows with a grammar that draw a token in this step, whose masks follow in StepMasks
+    drafts: list[RowDrafts] = []  # only rows that decode; such a row is in no other step until this one is settled
     propose: int = 0  # most tokens to propose for each row after this step
     predict: list[Chunk] = []  # rows that draw, each with the tokens that the model's head is to predict after the step
+
+
+class StepMasks(Struct, tag=True, array_like=True):
+    """scheduler → forward: the masks of the rows in Step.late, exactly once for each Step that has any.
+
+    The step computes meanwhile, and draws when they are there. A row that ends in the step before has none: its token
+    is discarded.
+    """
+
+    step: int
+    masks: list[RowMask]
 
 
 class Stepped(Struct, tag=True, array_like=True):
@@ -157,7 +169,7 @@ class Donate(Struct, tag=True, array_like=True):
     grant: int
     state: Lease
     position: int  # tokens that the state has consumed
-    tokens: Tokens  # the tokens from the grant's last Donate (in the first Donate: from its hit) to `position`
+    tokens: Tokens  # tokens up to `position`, beginning at the grant's last Donate, or at its hit in the first Donate
     closes: bool  # this is the grant's last Donate: the cache closes its account and sends Closed
 
 
@@ -171,13 +183,13 @@ class SaveFromReq(Struct, tag=True, array_like=True):
     session: str
     state: Lease
     position: int  # tokens that the state has consumed
-    tokens: Tokens  # the tokens from the grant's last Donate (if none: from its hit) to `position`
+    tokens: Tokens  # tokens up to `position`, beginning at the grant's last Donate, or at its hit if there was none
 
 
 class Export(Struct, tag=True, array_like=True):
     """cache → forward: copy this state, and the KV of its tokens, to host memory. Answered by Exported."""
 
-    key: int  # names the copy from now on
+    key: int  # the copy's key in all later messages
     state: Lease
     pages: list[int]  # the pages that hold the KV of the state's tokens, in order
     position: int  # tokens that the state has consumed, and whose KV is copied
@@ -333,7 +345,7 @@ class Settled(Struct, tag=True, array_like=True):
     failed: list[int] = []
     advanced: list[Advance] = []  # the rows that fed drafts and did not fail
     proposals: list[Proposal] = []
-    chance: float = 0.0  # how likely a predicted token is right if those before it are; 0: nothing was predicted yet
+    chance: float = 0.0  # probability that a predicted token is right if those before it are; 0: unknown
 
 
 class Masked(Struct, tag=True, array_like=True):
@@ -412,9 +424,7 @@ class Ran(Struct, tag=True, array_like=True):
     logprobs: list[RowLogprobs]
     prompt_logprobs: list[RowLogprobs]
     error: str = ""  # why the whole step failed, so that the states of all its rows are unusable; "" if it did not
-    not_finite: list[
-        int
-    ] = []  # indices of tokens whose greatest logit was not finite: the states of these rows are unusable
+    not_finite: list[int] = []  # indices of tokens whose greatest logit was not finite: their rows' states are unusable
     unsound: list[int] = []  # indices of chunks that sample nothing and ended in hidden states that were not finite
     predicted: dict[int, list[int]] = {}  # by row: tokens that may follow its last valid draw
     pooled: list[RowPooled] = []
@@ -431,7 +441,7 @@ class Transferred(Struct, tag=True, array_like=True):
 DiskReport: TypeAlias = Written | Loaded | Cleared
 PeerReport: TypeAlias = Offered | Unoffered | Loaded | Lend | Unlend
 Message: TypeAlias = (
-    Granted | Spare | Return | Admit | Step | Stepped | Retired | Donate | Free
+    Granted | Spare | Return | Admit | Step | StepMasks | Stepped | Retired | Donate | Free
     | SaveFromReq | Export | Exported | Unmade | Drop | Written | Loaded | Cleared | Name | Unname | Suspend
     | Suspended | Kept | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed
     | Mark | Passed | Retire | Admitted | Copied | Settled | Masked | Requeue | Over | Ended | Delta | Flush | Flushed

@@ -22,7 +22,7 @@ from baton.api.sessions.store import SESSIONS
 from baton.api.version import VERSION
 
 routes = web.RouteTableDef()
-MOST_URGENT = -(2**31)  # the smallest priority; smaller numbers are served first
+MOST_URGENT = -(2**31)  # the smallest priority, which is served first
 IGNORED_TO_CONTINUE = frozenset({"torch_empty_cache"})
 
 
@@ -75,7 +75,7 @@ def card(server: Server, model: ServedModel, name: str) -> dict[str, Any]:
 async def models(request: web.Request) -> web.Response:
     server = request.app[SERVER]
     names = (server.name, *server.other_names)
-    page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # Anthropic's fields of a list
+    page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # the list's fields in Anthropic's API
     return answer_json({"object": "list", "data": [card(server, server.ready(), name) for name in names], **page})
 
 

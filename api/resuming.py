@@ -23,42 +23,42 @@ from baton.api.parsing import RESUME, RESUMPTION
 
 ROUTED = "baton-routed"  # the header of requests that come from a router
 RESUMABLE = "baton-resumable"  # the header of streams with comments for the router
-EVENTS_A_TOKEN = 16  # of a response, at most; the opening of the response counts as a token
-COMMENT = b": baton "  # begins such a comment, which ends with an empty line
+EVENTS_A_TOKEN = 16  # maximum events of a response per token; the response's opening counts as a token
+COMMENT = b": baton "  # beginning of a comment for the router, which ends with an empty line
 
 
 class Begun(Struct, frozen=True, kw_only=True, tag_field="event", tag="begun"):
     """The first comment of a stream, after its opening."""
 
-    ids: list[str]  # of the ring's requests, one for each sequence
+    ids: list[str]  # ids of the ring's requests, one for each sequence
     seeds: list[int]
-    limits: list[int]  # tokens that each sequence may have, as far as the engine's context reaches
+    limits: list[int]  # maximum tokens of each sequence, limited by the engine's context
     weights: str  # ServedModel.weights
-    created: int = 0  # of a response: when it was created, in seconds of Unix time
+    created: int = 0  # creation time of a response, in seconds of Unix time
 
 
 class SentPart(Struct, frozen=True, array_like=True):
-    """Tokens of one sequence."""
+    """Tokens of one sequence (one request of the ring)."""
 
-    index: int  # of the sequence
+    index: int  # index of the sequence
     tokens: Tokens
     shown: int  # characters of the sequence's text, up to and including these tokens, that a client can have seen
     ended: bool = False  # whether the sequence has ended
 
 
 class TokensSent(Struct, frozen=True, kw_only=True, tag_field="event", tag="sent"):
-    """A comment after events: the tokens that they are made of."""
+    """A comment after events: the tokens from which the events were made."""
 
     parts: list[SentPart]
-    events: int = 0  # of a response: all events so far
+    events: int = 0  # number of a response's events so far
 
 
 class Resumption(Struct, frozen=True, kw_only=True):
     """The beginning of a stream that its client already has."""
 
     begun: Begun
-    parts: list[SentPart]  # for each sequence, in order, all tokens so far
-    events: int = 0  # of a response: all events so far
+    parts: list[SentPart]  # all tokens so far, one part for each sequence, in order
+    events: int = 0  # number of a response's events so far
 
 
 def begun(model: ServedModel, generation: Generation, created: int = 0) -> bytes:
@@ -95,7 +95,7 @@ class Earlier:
 
 
 def read_resumption(request: web.Request) -> Resumption | None:
-    """Return what a request is to resume; None if there is nothing. Raises ApiError 400."""
+    """Return the stream that a request resumes; None if it resumes none. Raises ApiError 400."""
     value = request.get(RESUMPTION)
     if value is None:
         return None
@@ -110,8 +110,8 @@ def resumed(
 ) -> tuple[list[Request], list[Earlier]]:
     """Return the requests with the seeds and limits of the first engine, and the output that the client has.
 
-    Raises ApiError 400 if they do not fit together, if this engine has other weights, or if its context is too short
-    for the limits: the stream would end earlier here.
+    Raises ApiError 400 if the resumption does not match the requests, if this engine has other weights, or if its
+    context is too short for the limits, so that the stream would end earlier here.
     """
     parts, seeds, limits = resumption.parts, resumption.begun.seeds, resumption.begun.limits
     if not len(parts) == len(seeds) == len(limits) == len(requests) or [part.index for part in parts] != [

@@ -18,7 +18,7 @@ KEYLESS = PROBES | {PAGE}  # paths that need no API key
 ADMINISTRATIVE = frozenset({"/v1/events", "/flush_cache", "/pause_generation", "/continue_generation"})
 """Paths that show digests of all keys' prompts, or change all keys' requests: only the first key may use them."""
 WEB = ("http", "https")
-MOST_KEY_BYTES = 1 << 20  # of a file with keys
+MOST_KEY_BYTES = 1 << 20  # maximum size of a file with keys
 SUBPROTOCOL = "responses"
 # Prefix of the websocket subprotocol in which a web page sends its API key, as OpenAI's clients do.
 KEY_SUBPROTOCOL = "openai-insecure-api-key."

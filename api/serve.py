@@ -148,9 +148,9 @@ class Process:
         self._load = load
         self._log = structlog.get_logger()
         self._signals = signals
-        self._received = 0  # signals
+        self._received = 0  # number of signals received
         self._stop = asyncio.Event()
-        self._scope = anyio.CancelScope()  # of everything but the last writes
+        self._scope = anyio.CancelScope()  # cancels everything except the last writes
         self._failure: Exit | None = None
         name, *others = config.served_model_name or [default_served_name(config.model)]
         metrics = Metrics(name)

@@ -18,13 +18,7 @@ from baton.actors.results.constraint import constrained_by
 from baton.actors.results.drafters import draft
 from baton.actors.results.interfaces import no_drafts, refuse_grammars
 from baton.actors.runtime.relay import Relay, RelayConfig
-from baton.actors.runtime.sizing import (
-    PoolSizes,
-    costs_of,
-    count_parameters,
-    size_pools,
-    weight_bytes,
-)
+from baton.actors.runtime.sizing import PoolSizes, costs_of, count_parameters, size_pools, weight_bytes
 from baton.actors.scheduler.state import Limits
 from baton.actors.storage.arena import Arena
 from baton.actors.storage.files import StateFiles

@@ -151,7 +151,7 @@ class Model(Protocol):
         ...
 
     def replay(self, rows: Decode, pools: Pools) -> None:
-        """Put accepted drafts into the states of rows that feed nothing. rows: with `drafts`."""
+        """Advance the states of rows that feed nothing: replay their accepted drafts. rows: must have `drafts`."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ class Decoder(nn.Module):
         return hidden
 
     def replay(self, rows: Decode, pools: Pools) -> None:
-        """Put accepted drafts into the states of rows that feed nothing. rows: with `drafts`."""
+        """Advance the states of rows that feed nothing: replay their accepted drafts. rows: must have `drafts`."""
         step = BatchPlan(pools, 0, None, rows, None)
         for part in chain.from_iterable(block.modules() for block in self._blocks):
             if isinstance(part, Mixer):

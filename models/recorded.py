@@ -15,7 +15,7 @@ from baton.models.batch import Batch, Decode, Model, PagePlan, Pools, Predicting
 from baton.models.layers.rope import Rotation
 from baton.models.layers.step import BatchPlan
 
-Computation = Callable[..., Tensor]  # of inputs and a BatchPlan
+Computation = Callable[..., Tensor]  # function of input tensors and a BatchPlan
 MOST_RECORDINGS = 1024
 """The most recordings that are kept: by number of rows, and of the tokens that they feed."""
 
@@ -42,7 +42,7 @@ class PlannedModel(PredictingModel, Protocol):
 
 
 class StepKind(NamedTuple):
-    """A kind of step. Steps of one kind make the same calls, whichever row feeds or replays how much."""
+    """A kind of step. Steps of one kind make the same calls, however many tokens each row feeds or replays."""
 
     computation: Computation
     rows: int
@@ -93,7 +93,7 @@ def hold(plan: BatchPlan, table: Tensor, tokens: int) -> BatchPlan:
 
 
 def _hold_drafts(drafts: Drafts, pools: Pools, tokens: int) -> Drafts:
-    """Return a copy for rows that feed so many tokens together, each of which may replay as many as a ring holds."""
+    """Return a copy for rows that feed `tokens` tokens in total. Each of them may replay as many as a ring holds."""
     most = pools.rings[0].shape[1]
     held = drafts.begins.clone(), drafts.offsets.clone(), drafts.rings.clone()
     return Drafts(*held, tokens + len(drafts.rings) * most, most)
@@ -128,7 +128,7 @@ class RecordingModel:
         self._table_shape = max_rows * (1 + most_drafts), max_pages
         self._memory = SharedMemory()
         self._steps: dict[StepKind, RecordedStep] = {}  # the least recently used one first
-        self._warm: set[Computation] = set()  # what has run once, without prompts
+        self._warm: set[Computation] = set()  # computations that have run once in a step without prompts
 
     @cached_property
     def _table(self) -> Tensor:
@@ -195,7 +195,7 @@ class RecordingModel:
         if step is None and computation in self._warm:
             step = self._record(computation, plan, inputs)
         if step:
-            self._steps[kind] = step  # as the most recently used one, which is the last
+            self._steps[kind] = step  # the last key is the most recently used one
             if len(self._steps) > MOST_RECORDINGS:
                 del self._steps[next(iter(self._steps))]
         return step

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -16,7 +17,7 @@ from baton.actors.forward.device import (
     WorkMask,
     WorkPrediction,
 )
-from baton.actors.grants import Chunk, Failure, RowDrafts
+from baton.actors.grants import Chunk, Failure, RowDrafts, RowMask
 from baton.actors.lease import Lease
 from baton.actors.messages import (
     Admit,
@@ -33,6 +34,7 @@ from baton.actors.messages import (
     Retire,
     Retired,
     Step,
+    StepMasks,
     Stepped,
     Transferred,
     Unmade,
@@ -92,6 +94,8 @@ class Forward:
         self._poisoned: dict[int, str] = {}  # unusable states, by grant: why a fill failed, or "" after a failed step
         self._exporting: dict[int, Lease] = {}  # by key of the copy: the slot that is being copied
         self._filling: dict[int, Retired | None] = {}  # by grant being filled: the Retired to send after that, if any
+        # The late masks of the newest step that has any, and the rows that they are for, by grant.
+        self._late: tuple[Future[list[WorkMask]], dict[int, int]] | None = None
         # Messages to results, in stream order. A launched step or commit delays all after it until its Ran has come.
         self._reports: deque[LaunchedStep | LaunchedCommit | Admitted | Stepped | Retired | Drain] = deque()
 
@@ -101,6 +105,8 @@ class Forward:
                 self._admit(message)
             case Step():
                 self._step(message)
+            case StepMasks(_, masks):
+                self._mask(masks)
             case Retire():
                 self._retire(message)
             case Ran():
@@ -184,8 +190,17 @@ class Forward:
         masks = [WorkMask(self.rows[mask.grant].index, mask.words, mask.ahead) for mask in step.masks]
         fed = [feed for feed in feeds if feed.replays or feed.tokens]
         predictions = [WorkPrediction(self.rows[chunk.grant].index, chunk.tokens) for chunk in step.predict]
-        decoding = [row.index for row in decodes]
-        self.device.run(Work(step.step, chunks, decoding, positions, checkpoints, masks, fed, predictions=predictions))
+        decoding, late = [row.index for row in decodes], Future[list[WorkMask]]() if step.late else None
+        if late is not None:
+            self._late = late, {grant: self.rows[grant].index for grant in step.late}
+        of_rows = chunks, decoding, positions, checkpoints, masks, fed
+        self.device.run(Work(step.step, *of_rows, predictions=predictions, late=late))
+
+    def _mask(self, masks: list[RowMask]) -> None:
+        """Give the newest step its late masks. By now its rows may have been retired, and their indices used again."""
+        assert self._late is not None
+        late, rows = self._late
+        late.set_result([WorkMask(rows[mask.grant], mask.words) for mask in masks])
 
     def _advance(self, row: RunningRow, drafts: list[int]) -> WorkDraft:
         """Return the drafts that a row replays and feeds. Its state will have consumed none of the new ones."""

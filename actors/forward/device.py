@@ -1,5 +1,6 @@
 """The interface to the device: the calls that forward makes, in stream order, and the contents of a step."""
 
+from concurrent.futures import Future
 from typing import Protocol
 
 from msgspec import Struct
@@ -11,7 +12,7 @@ class WorkChunk(Struct, frozen=True, array_like=True):
     """Prompt tokens that a row feeds in a step."""
 
     row: int
-    start: int  # the tokens at indices [start, stop)
+    start: int  # the chunk is the tokens [start, stop) of the request
     stop: int
     samples: bool  # whether a token is drawn after the last token of the chunk
 
@@ -29,14 +30,14 @@ class WorkMask(Struct, frozen=True, array_like=True):
 
     row: int
     words: bytes  # one bit for each token, as in RowMask
-    ahead: list[bytes] = []  # the same after each of the row's drafts
+    ahead: list[bytes] = []  # as `words`, after each of the row's drafts
 
 
 class WorkDraft(Struct, frozen=True, array_like=True):
     """The drafts of a row that decodes: those accepted in its last step with drafts, and new ones."""
 
     row: int
-    replays: int  # accepted drafts, whose inputs are in the row's ring, to put into the state first
+    replays: int  # accepted drafts to put into the state first; their inputs are in the row's ring
     tokens: tuple[int, ...]  # new drafts, which the row feeds after its last token
 
 
@@ -45,14 +46,14 @@ class WorkCommit(Struct, frozen=True, array_like=True):
 
     row: int
     replays: int
-    position: int  # the position of the state after that
+    position: int  # the state's position after these drafts
 
 
 class WorkPrediction(Struct, frozen=True, array_like=True):
     """How many tokens the model's own head predicts after a step for a row that draws in it."""
 
     row: int
-    tokens: int  # at most; fewer if the row's pages have no space for them
+    tokens: int  # at most this many; fewer if the row's pages have no space for them
 
 
 class Work(Struct, frozen=True, array_like=True):
@@ -68,9 +69,10 @@ class Work(Struct, frozen=True, array_like=True):
     positions: list[int]  # the position of the token that each row in `decodes` drew last
     checkpoints: list[WorkCheckpoint]
     masks: list[WorkMask] = []
-    drafts: list[WorkDraft] = []  # of rows in `decodes`
-    commits: list[WorkCommit] = []  # of rows that are in neither `chunks` nor `decodes`
+    drafts: list[WorkDraft] = []  # only rows in `decodes`
+    commits: list[WorkCommit] = []  # only rows that are in neither `chunks` nor `decodes`
     predictions: list[WorkPrediction] = []
+    late: Future[list[WorkMask]] | None = None  # masks that may come while the step computes; wait before the draw
 
 
 class DeviceCalls(Protocol):
@@ -89,7 +91,7 @@ class DeviceCalls(Protocol):
         """Zero a state slot."""
 
     def poison(self, slot: int) -> None:
-        """Overwrite a state slot with values that spoil any result, so that a read after the free is noticed."""
+        """Overwrite a freed state slot with values that spoil any result, so that a read of it is noticed."""
 
     def copy(self, source: int, target: int) -> None:
         """Copy a state slot."""

@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from baton.actors.forward.device import Work
+from baton.actors.forward.device import Work, WorkMask
 from baton.actors.forward.launching import Device, Pending
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request
@@ -37,6 +38,7 @@ class DeviceThread:
         self._device = device
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._failed = failed
+        self._late: Future[list[WorkMask]] | None = None  # Work.late of the newest step that has it
         enter = device.enter_thread
         self._steps, self._copies = Waiter("steps", enter, deliver, failed), Waiter("copies", enter, deliver, failed)
         self._thread = threading.Thread(target=self._work, name="device", daemon=True)
@@ -77,10 +79,13 @@ class DeviceThread:
         self._calls.put(Extension(row, pages))
 
     def run(self, work: Work) -> None:
+        self._late = work.late or self._late
         self._calls.put(work)
 
     def close(self) -> None:
-        """Finish everything that is enqueued, then end the threads."""
+        """Finish everything that is enqueued, then end the threads. Do not wait for late masks that have not come."""
+        if self._late is not None and not self._late.done():
+            self._late.set_result([])
         self._calls.put(None)
         self._thread.join()
         self._steps.close()

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.actors.forward.device import Work
+from baton.actors.forward.device import Work, WorkMask
 from baton.actors.forward.launching import Pending
 from baton.actors.forward.step.captured import CapturedDecode
-from baton.actors.forward.step.drawing import reported_tokens
+from baton.actors.forward.step.drawing import draws_of, pack_masks, reported_tokens
 from baton.actors.forward.step.packed import PackedStep, pack_step
 from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.pending import LaunchedWork
@@ -26,7 +26,7 @@ from baton.actors.forward.transfers.enqueue import Transfers
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request
 from baton.actors.storage.host_memory import HostStates
-from baton.kernels.sampling import TokenCounts, sample
+from baton.kernels.sampling import TokenCounts, apply_masks, sample
 from baton.models.batch import Model, Pools, predictor_of, preparation_of
 
 CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
@@ -68,6 +68,7 @@ class TorchDevice:
             self._table = RowTable(max_running, max_model_len, pools)
             self._counts = TokenCounts(model.vocab_size, pools.slots.device)
             self._inbox = Inbox(INBOX_BYTES, pools.slots.device, self._stream)
+            self._late_inbox = Inbox(INBOX_BYTES, pools.slots.device, self._stream)  # while a step still uses `_inbox`
         self._decoder: CapturedDecode | None = None
         self._ready: ReadyStep | None = None  # the step that is launched next
 
@@ -198,6 +199,8 @@ class TorchDevice:
         """Enqueue the draw. Return LaunchedWork's `drawn` and `reports`, and each row's last valid draw with drafts."""
         unadjusted, valid, last_draws = step.reports.copy_logits(logits), None, None
         step.adjustments.apply(logits, self._counts)
+        if step.work.late is not None:
+            self._apply_late_masks(step.work, step.work.late.result(), logits)
         if step.draws is None:
             assert self._decoder is not None
             drawn = self._decoder.draw()
@@ -214,6 +217,14 @@ class TorchDevice:
             step.adjustments.count(tokens, self._counts, valid)
             return to_host(drawn, self._stream), step.reports.enqueue(unadjusted, tokens, self._stream), last_draws
         return to_host(drawn, self._stream), None, last_draws
+
+    def _apply_late_masks(self, work: Work, late: list[WorkMask], logits: Tensor) -> None:
+        """Enqueue the masks that have come since the step was prepared. They are uploaded on their own."""
+        self._late_inbox.begin()
+        masks = pack_masks(self._late_inbox, draws_of(work), late)
+        self._late_inbox.send()
+        if masks is not None:
+            apply_masks(logits, masks.draws, masks.words)
 
     def _predict(self, step: PackedStep, hidden: Tensor | None, last_draws: Tensor | None) -> Tensor | None:
         """Enqueue the step's predictions. Return LaunchedWork's `predicted`."""

@@ -1,4 +1,4 @@
-"""Warm-up: steps of every kind, so that everything is compiled and memory has reached its peak before any request."""
+"""Warm-up: steps of every kind, so that all kernels are compiled and memory reaches its peak before any request."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ from baton.models.layers.operations import row_classes
 
 # Request fields that make a row report all kinds of log probabilities, and pool a hidden state.
 REPORTING: dict[str, Any] = {"logprobs": 2, "prompt_logprobs_from": 0, "logprob_ids": (0, 0), "pooled": (0, 1)}
-# The sampling parameters of each warm-up row, with further fields of its request. Each uses other code of the draw.
+# The sampling parameters of each warm-up row, with further fields of its request. Each takes another path of sampling.
 KINDS: tuple[tuple[Sampling, dict[str, Any]], ...] = (
     (Sampling(temperature=0.0), {}),
     (Sampling(top_k=2, top_p=0.9), {}),
@@ -33,12 +33,11 @@ def pages_to_warm(longest: int, page_size: int) -> int:
 
 
 def warm_up(device: TorchDevice, longest: int, step_tokens: int | None = None) -> None:
-    """Run steps of every kind, so that no later step compiles anything, and the copies of a state.
+    """Run steps and copies of every kind, so that nothing is compiled later.
 
     - A prompt of `longest` tokens, several prompts at once, and rows that decode, with and without prompts and drafts.
-    - Steps of prompts in each class of numbers of tokens for which kernels differ, up to `step_tokens` (`longest` if
-      None).
-    - Each kind of sampling that the steps above have no rows for.
+    - A step of prompts of each size in `step_sizes`, up to `step_tokens` (`longest` if None).
+    - Each of KINDS that no row of the steps above has.
     - A copy to host memory and back.
 
     If there are too few pages, rows or slots, prompts are shorter or fewer. The slots and pages of the pools are
@@ -66,9 +65,10 @@ def free_pages(device: TorchDevice) -> int:
 
 
 def step_sizes(device: TorchDevice, most: int) -> list[int]:
-    """Return numbers of prompt tokens, up to `most`, so that each class has one; none if Triton does not compute.
+    """Return the sizes of the prompt steps to run, in tokens up to `most`: one in each class of `row_classes`.
 
-    One of them is such that log probabilities of prompts use as many rows of the head as they ever do.
+    One more size makes the head compute LOGITS_ROWS rows, the most that log probabilities of prompts ever need.
+    Return no sizes if the model does not run on Triton's kernels.
     """
     if not (isinstance(device.model, nn.Module) and triton.takes(device.pools.slots)):
         return []
@@ -83,7 +83,7 @@ def _run_prompts(device: TorchDevice, tokens: int, longest: int) -> None:
         length = min(tokens, longest, room)
         if length < 1:
             break
-        # The log probabilities of longer prompts would take long, and use no other kernels.
+        # Log probabilities of longer prompts would take long, and would run the same kernels.
         more = REPORTING if tokens <= LOGITS_ROWS + 1 else {}
         first = _open(device, row, length, first, Sampling(temperature=0.0), more)
         chunks.append(WorkChunk(row, 0, length, True))
@@ -111,7 +111,7 @@ def _copy(device: TorchDevice) -> None:
 def _run_rows(device: TorchDevice, longest: int) -> int:
     """Run a long prompt, short prompts while its row decodes, and a step in which all rows decode.
 
-    Return the number of rows, which have the first of KINDS.
+    Return the number of rows. Row i has KINDS[i].
     """
     pools, free = device.pools, free_pages(device)
     lengths = [longest]

@@ -26,7 +26,7 @@ Purpose: TypeAlias = Literal["link", "read", "serve"]
 
 
 class ChannelError(Exception):
-    """The error of a connection that has ended, or whose peer does not keep to the protocol."""
+    """The error of a connection that has ended, or whose peer violates the protocol."""
 
 
 class Challenge(Struct, tag=True, array_like=True):
@@ -70,7 +70,7 @@ class Channel:
         """Receive one frame of at most `limit` bytes. Raises ChannelError if it is longer, or cut off."""
         size = int.from_bytes(await self._exactly(HEADER_BYTES), "big")
         if size > limit:
-            raise ChannelError(f"a frame of {size} bytes, where {limit} are allowed")
+            raise ChannelError(f"the peer sent a frame of {size} bytes; at most {limit} are allowed")
         return await self._exactly(size)
 
     async def _exactly(self, size: int) -> bytes:
@@ -157,11 +157,11 @@ def _remove_stale(path: str) -> None:
         except ConnectionRefusedError:
             Path(path).unlink()
         except OSError:
-            return  # There is no such file, or it is no socket: `bind` says so.
+            return  # The file does not exist, or is not a socket: `bind` succeeds or raises the error.
 
 
 def parsed(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
-    """Return family and address of HOST:PORT, [IPV6]:PORT or unix:PATH. Raises ValueError for anything else."""
+    """Return the family and address of HOST:PORT, [IPV6]:PORT or unix:PATH. Raises ValueError for anything else."""
     if address.startswith("unix:") and len(address) > len("unix:"):
         return socket.AF_UNIX, address.removeprefix("unix:")
     host, colon, port = address.rpartition(":")
@@ -192,7 +192,7 @@ def _decoded(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except UNDECODABLE as error:
-        raise ChannelError(f"no {kind.__name__}: {error}") from error
+        raise ChannelError(f"the peer sent bytes that are not a {kind.__name__}: {error}") from error
 
 
 def _proof(key: bytes, side: str, purpose: str, token: bytes, theirs: bytes, ours: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The peers of an engine: which one is asked for a state, and what each has asked for."""
+"""The peers of an engine: the choice of a peer to ask for a state, and the states that peers have asked for."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -14,18 +14,18 @@ from baton.actors.peers.mover import Landing
 from baton.actors.storage.peers import StateQuery
 from baton.actors.tokens import Tokens, count
 
-# An engine with the role "decode" counts its own time to compute a prompt so many times, because its streams wait.
+# An engine with the role "decode" multiplies its own time to compute a prompt by this, because its streams would wait.
 DECODE_RELUCTANCE = 4.0
-# Assumed seconds for one byte, until the first copy was read from a peer.
+# Seconds to read one byte from a peer, assumed until the first copy has been read.
 BYTE_AT_FIRST = 1e-9
 NEWEST = 0.2  # weight of the newest measurement in the average of a link's speed
 Deliver: TypeAlias = Callable[[PeerReport], None]
 Done: TypeAlias = Callable[[str], None]
-"""Called once, with the reason why something failed, or with ""."""
+"""Called once at the end of an operation, with the reason why it failed, or with "" if it succeeded."""
 
 
 class Computing(Protocol):
-    """How a peer's request is computed here: it is submitted to the ring as any client's."""
+    """The computation of states for peers, as requests that are submitted to the ring like any client's."""
 
     def begin(self, loan: int, frame: Compute, link: str) -> str:
         """Submit a request of the session `session_of(loan)` that ends at the state; return "", or why not.
@@ -39,7 +39,7 @@ class Computing(Protocol):
 
 
 class Heir(Protocol):
-    """How a peer's session is taken over here."""
+    """The part of this engine that takes over sessions of peers."""
 
     def take_over(self, frame: Hand, link: str, done: Done) -> None:
         """Take over a session and fetch its state from the link's peer, then call `done`."""
@@ -87,7 +87,7 @@ class PeerEngines:
         load: Callable[[], Beat],
         trace_of: Callable[[int], str] = lambda grant: "",
     ) -> None:
-        """hello: what this engine is. load: returns this engine's load. trace_of: returns the trace of a grant."""
+        """hello: the description of this engine. load: returns its load. trace_of: returns the trace id of a grant."""
         self.hello, self.load = hello, load
         self.layout = Layout(hello.page_size, hello.state_bytes, hello.page_bytes)
         self.links: dict[str, Link] = {}  # by name
@@ -99,11 +99,11 @@ class PeerEngines:
         self._deliver: Deliver | None = None
         self._numbers = numbers(1)
         self._asked: dict[int, Link] = {}  # the link of each ticket of an import
-        self._gifts: dict[int, Done] = {}  # by ticket: states that no Acquire has asked for
+        self._gifts: dict[int, Done] = {}  # by ticket: states that `fetch` brings, without an Acquire
         self._handing: dict[int, Done] = {}  # by ticket: sessions and states that a peer is to take over
+        self._landing_gifts: dict[int, Done] = {}  # by the cache's key: states of `_gifts` that are being read
         self.heir: Heir | None = None  # None: this engine takes over no sessions
-        self._landing_gifts: dict[int, Done] = {}  # the same while they are read, by the cache's key
-        self._loans: dict[int, tuple[Link, int]] = {}  # link and the peer's ticket, by number of the loan
+        self._loans: dict[int, tuple[Link, int]] = {}  # by number of the loan: link, and the peer's ticket
 
     # A unit of actors
 
@@ -185,7 +185,7 @@ class PeerEngines:
         return link if not query.seconds or moving < query.seconds else None
 
     def _soonest(self, query: StateQuery) -> Link | None:
-        """Return the link to the peer that would have computed the state first, if that is sooner than here."""
+        """Return the link to the peer from which a computed state would arrive first, if that is sooner than here."""
         if self.hello.role == "prefill":
             return None
         candidates = [link for link in self.links.values() if link.peer.role != "decode" and not link.beat.draining]
@@ -199,7 +199,7 @@ class PeerEngines:
         return best if self._there(best, query) < here else None
 
     def _there(self, link: Link, query: StateQuery) -> float:
-        """Return the seconds until a peer's state would be here."""
+        """Return the seconds until a state that a peer computes would be here."""
         tokens = count(query.tokens) - query.have
         return link.beat.queue_seconds + tokens * link.beat.token_seconds + self._moving(link, query)
 
@@ -210,7 +210,7 @@ class PeerEngines:
     # Sessions
 
     def hand(self, engine: str, log: bytes, position: int, done: Done) -> None:
-        """Hand a session over to the peer engine of this name. position: of the session's state here; 0: none."""
+        """Hand a session over to the peer engine of this name. position: as in Hand."""
         if (link := self._heir_link(engine, done)) is not None:
             link.hand(self._new_handing(done), log, position)
 
@@ -227,7 +227,7 @@ class PeerEngines:
         """Return the link to the engine of this name; if it can take nothing over, call `done` and return None."""
         link = next((link for link in self.links.values() if link.peer.engine == engine), None)
         if link is None or link.beat.draining:
-            done(f"there is no link to an engine {engine!r}" if link is None else f"engine {engine!r} takes nothing")
+            done(f"there is no link to an engine {engine!r}" if link is None else f"engine {engine!r} accepts nothing")
             return None
         return link
 
@@ -316,14 +316,14 @@ class PeerEngines:
         return why
 
     def _why_not(self) -> str:
-        """Return why nothing is computed for peers now, or "".
+        """Return why this engine computes nothing for peers now, or "" if it does.
 
-        An engine that waits for a peer's computation accepts none: else engines could wait for each other in a circle,
-        each with its rows taken by requests that wait.
+        An engine that waits for a peer's computation accepts none itself. Otherwise engines could deadlock: each waits
+        for the next one in a circle, and requests that wait take all its rows.
         """
         if self._deliver is None:
             return "the engine is restarting"
-        return "it waits for peers itself" if any(link.waits_for_computing for link in self.links.values()) else ""
+        return "it waits for a peer itself" if any(link.waits_for_computing for link in self.links.values()) else ""
 
     def computed(self, loan: int, error: str) -> None:
         """Note that the request of `Computing.begin` has ended. error: why there is no state; "" if there is one."""
@@ -357,7 +357,7 @@ class PeerEngines:
         self.outcomes[link.peer.engine, outcome] += 1
 
     def figures(self) -> Iterable[dict[str, object]]:
-        """Yield what is known of each link, for /debug/peers."""
+        """Yield the state of each link, for /debug/peers."""
         for link in self.links.values():
             yield {
                 "link": link.name,

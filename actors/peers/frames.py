@@ -11,8 +11,7 @@ by the sink, and counts only on the connection on which it was first sent::
 
 The sink may send CancelTicket at any time, and then ignores later frames about the ticket.
 
-Hand and Give go the other way: an engine hands over a session, or names a state, and the peer fetches the state as a
-sink.
+Hand and Give are sent by an engine that gives a session or state away. The peer then fetches the state as a sink.
 """
 
 from typing import Literal, TypeAlias
@@ -30,24 +29,24 @@ class Hello(Struct, frozen=True, tag=True, array_like=True):
     """The first frame of each side: what the engine is. A link is refused if a field of MUST_AGREE differs."""
 
     version: int
-    engine: str  # the engine's name, for people
+    engine: str  # the engine's name: --engine-name, or HOST:PORT
     boot: str  # random, new at each start of the engine
-    role: Role  # what the engine prefers to do
+    role: Role  # as in --role: what the engine prefers to compute
     model: str  # fingerprint of the weights, their dtype and the layout of states
-    dtype: str  # of the weights
+    dtype: str  # dtype of the weights
     state_dtype: str
-    quantize: str  # what the projection weights are quantized to
+    quantize: str  # how projection weights and activations are quantized
     page_size: int  # tokens of a page; 0 without attention
     state_bytes: int
     page_bytes: int
     mover: str  # the name of the mover
-    token: bytes = b""  # from the listening side: names the link when the mover's connections are opened
+    token: bytes = b""  # chosen by the listening side; the mover's two connections name the link with it
 
 
 MUST_AGREE = (
     "version", "dtype", "state_dtype", "quantize", "page_size", "model", "state_bytes", "page_bytes", "mover"
 )  # fmt: skip
-"""In the order in which a difference is named: what is also a part of the fingerprint comes before it."""
+"""Compared in this order. Fields that `model` includes come before it, so that errors name the field that differs."""
 
 
 class AnyHello(Struct, frozen=True, tag="Hello", array_like=True):
@@ -62,7 +61,7 @@ class Beat(Struct, frozen=True, tag=True, array_like=True):
     queue_seconds: float = 0.0  # time to compute the prompts that wait or are being computed
     token_seconds: float = 0.0  # seconds for one prompt token; 0: not measured yet
     rows: int = 0
-    draining: bool = False  # it takes no requests: it ends, or is paused
+    draining: bool = False  # the engine accepts no requests, because it is shutting down or paused
 
 
 class Compute(Struct, frozen=True, tag=True, array_like=True):
@@ -83,7 +82,7 @@ class Fetch(Struct, frozen=True, tag=True, array_like=True):
     ticket: int
     salt: str
     tokens: Tokens
-    least: int  # a state at a smaller position is of no use
+    least: int  # least position of use: a state before it is not worth reading
     first_page: int
 
 
@@ -93,11 +92,11 @@ class Rows(Struct, frozen=True, tag=True, array_like=True):
     ticket: int
     position: int
     first_page: int  # the first page whose KV can be read
-    where: bytes  # how the sink's mover reaches the copy
+    where: bytes  # the location of the copy, for the sink's mover
 
 
 class Declined(Struct, frozen=True, tag=True, array_like=True):
-    """source → sink: no such state, and none will be computed."""
+    """source → sink: the state does not exist, and will not be computed."""
 
     ticket: int
     why: str
@@ -129,15 +128,15 @@ class CancelTicket(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Hand(Struct, frozen=True, tag=True, array_like=True):
-    """Take over this session, and fetch its state from here. Answered by Handed."""
+    """source → sink: take over this session, and fetch its state from the source. Answered by Handed."""
 
     ticket: int
     log: bytes  # the session's records, as in its file
-    position: int  # of the session's state here, in tokens; 0: there is none
+    position: int  # tokens that the session's state has consumed; 0: the source has no state
 
 
 class Give(Struct, frozen=True, tag=True, array_like=True):
-    """Fetch the state at the end of these tokens from here, because this engine is about to end. Answered by Handed."""
+    """source → sink: fetch the state at the end of these tokens, before the source shuts down. Answered by Handed."""
 
     ticket: int
     salt: str
@@ -145,7 +144,10 @@ class Give(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Handed(Struct, frozen=True, tag=True, array_like=True):
-    """The answer to Hand: the session is the peer's now, with its state if that could be fetched. Also to Give."""
+    """sink → source, the answer to Hand or Give: the sink has the session or state now, unless there is an error.
+
+    A session counts as taken over even if its state could not be fetched.
+    """
 
     ticket: int
     error: str  # why the session or state was not taken over; "" if it was
@@ -164,7 +166,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(data: bytes) -> Frame:
-    """Decode a frame. Raises msgspec.DecodeError or msgspec.ValidationError if it is none."""
+    """Decode a frame. Raises msgspec.DecodeError or msgspec.ValidationError if the data is not a frame."""
     frame: Frame = _DECODER.decode(data)
     return frame
 
@@ -175,7 +177,7 @@ def version_of(hello: bytes) -> int:
 
 
 def disagreement(ours: Hello, theirs: Hello) -> str:
-    """Return in which field two engines differ that must agree, with both values; "" if there is none."""
+    """Return the first field of MUST_AGREE in which two engines differ, with both values; "" if they agree."""
     for name in MUST_AGREE:
         mine, other = getattr(ours, name), getattr(theirs, name)
         if mine != other:

@@ -1,4 +1,4 @@
-"""One connection to a peer, from both sides' Hello to its end: which states are asked for, and which are lent.
+"""One connection to a peer, after both sides' Hello: the states that are asked for, and the states that are lent.
 
 A link does no input or output of its own. Frames and the ends of pulls are passed to it, and it calls its wire, its
 mover and its owner. The connection is the lease: when it ends, the source ends its loans, and the sink fences its mover
@@ -34,7 +34,7 @@ DEAD_SECONDS = 2.0  # a peer that has been silent for this long is dead
 
 
 class ProtocolError(Exception):
-    """The error of a peer that sends a frame which does not fit what came before. The connection is closed."""
+    """The error for a frame that the peer may not send at this point. The connection is closed."""
 
 
 class Stage(Enum):
@@ -55,23 +55,23 @@ class Import:
 
     salt: str
     tokens: Tokens
-    least: int  # the least position that is of use
-    first_page: int  # no KV of earlier pages is needed
+    least: int  # the least position of use
+    first_page: int  # the first page whose KV is needed
     computed: bool  # whether the peer is to compute the state if it does not have it
     stage: Stage = Stage.ASKED
     where: bytes = b""
     position: int = 0
-    key: int | None = None  # the cache's name for the copy; None: the cache has forgotten it
+    key: int | None = None  # the cache's key for the copy; None: the cache has forgotten it
     landing: Landing | None = None
-    seconds: float = 0.0  # in which the bytes have arrived
-    failed: str = ""  # why the copy must not be used, although the mover still reads it
+    seconds: float = 0.0  # how long the copy's bytes took to arrive
+    failed: str = ""  # why the copy must not be used; the mover may still be reading it
 
 
 @dataclass(slots=True)
 class PeerLoan:
     """A state that the peer has asked for."""
 
-    loan: int  # the owner's number of it
+    loan: int  # the number from `Owner.new_loan`
     salt: str
     tokens: Tokens
     least: int
@@ -91,10 +91,10 @@ class Owner(Protocol):
     def landed(
         self, link: "Link", key: int, landing: Landing | None, error: str, seconds: float, first_page: int
     ) -> None:
-        """Note that a copy was read and confirmed, or (None) must not be used."""
+        """Note that a pull has ended. landing: the copy if it was read and confirmed; None if it must not be used."""
 
     def new_loan(self, link: "Link", ticket: int) -> int:
-        """Return a number for a state that the peer asks for."""
+        """Return a new number for a loan to the peer. ticket: the peer's ticket of the state."""
         ...
 
     def compute(self, loan: int, frame: Compute) -> str:
@@ -102,12 +102,12 @@ class Owner(Protocol):
         ...
 
     def stop_computing(self, loan: int) -> None:
-        """Give up what `compute` began."""
+        """Abort the request that `compute` began."""
 
     def lend(self, loan: int, salt: str, tokens: Tokens, least: int, computed: bool) -> None:
         """Lend a copy of a state. Answered by `Link.lent` or `Link.not_lent`.
 
-        computed: whether `compute` has made the state
+        computed: whether the state comes from `compute`
         """
 
     def unlend(self, loan: int) -> None:
@@ -120,7 +120,7 @@ class Owner(Protocol):
         """Fetch a state. Answered by `Link.taken_over`."""
 
     def handed(self, ticket: int, error: str) -> None:
-        """Note that a session or state was taken over by the peer, or why not."""
+        """Note the answer to a handover. error: why the peer did not take the session or state over; "" if it did."""
 
 
 class Wire(Protocol):
@@ -134,9 +134,9 @@ class Link:
     """One connection to a peer."""
 
     def __init__(self, name: str, peer: Hello, wire: Wire, mover: Mover, owner: Owner, now: float) -> None:
-        """name: names the connection in this process. peer: the peer's Hello."""
+        """name: unique among this engine's connections. peer: the peer's Hello."""
         self.name, self.peer, self.beat, self.ended = name, peer, Beat(), False
-        self.byte_seconds = 0.0  # seconds for one byte, from the pulls so far; 0: there was none
+        self.byte_seconds = 0.0  # seconds to read one byte, from the pulls so far; 0: unknown
         self._wire, self._mover, self._owner, self.now = wire, mover, owner, now
         self._heard = self._beaten = now
         self.imports: dict[int, Import] = {}  # by ticket
@@ -177,12 +177,12 @@ class Link:
         self._wire.send(Fetch(ticket, salt, tokens, least, first_page))
 
     def cancel(self, ticket: int) -> None:
-        """Give up a state that is not being read."""
+        """Give up an import that the mover is not reading yet."""
         if self.imports.pop(ticket, None) is not None:
             self._wire.send(CancelTicket(ticket))
 
     def pull(self, ticket: int, key: int) -> None:
-        """Begin to read an offered copy. If the offer is void by now, the pull fails at once."""
+        """Begin to read an offered copy. If the offer has been withdrawn, the pull fails at once."""
         found = self.imports.get(ticket)
         if found is None:
             self._owner.landed(self, key, None, "the loan has ended", 0.0, 0)
@@ -205,7 +205,7 @@ class Link:
             self._wire.send(Taken(ticket))
 
     def forget_imports(self) -> None:
-        """Give up every state that was asked for: the cache was restarted.
+        """Give up every import, because the cache was restarted.
 
         Copies that are being read are dropped when they have arrived.
         """
@@ -239,17 +239,17 @@ class Link:
         self._wire.send(Declined(ticket, why))
 
     def void_loans(self, why: str) -> None:
-        """Send Gone for each loan: the cache was restarted, and has forgotten the loans."""
+        """Send Gone for each loan, because the cache was restarted and has forgotten the loans."""
         for ticket, loan in list(self.loans.items()):
             if loan.stage is not Stage.COMPUTING:
                 del self.loans[ticket]
                 self._mover.withdraw(ticket)
                 self._wire.send(Gone(ticket, why))
 
-    # Sessions and states that are given away
+    # Sessions and states that this engine gives away
 
     def hand(self, ticket: int, log: bytes, position: int) -> None:
-        """Hand a session over to the peer. position: of its state here; 0: there is none."""
+        """Hand a session over to the peer. position: tokens that its state has consumed; 0: no state."""
         self._handing.add(ticket)
         self._wire.send(Hand(ticket, log, position))
 
@@ -280,7 +280,7 @@ class Link:
                 self._owner.take_over(self, frame)
             case Give():
                 if not frame.tokens or len(frame.tokens) % WIDTH:
-                    raise ProtocolError("a state at no token")
+                    raise ProtocolError("a Give without tokens, or with incomplete ones")
                 self._owner.take_state(self, frame)
             case Handed(ticket, error):
                 if ticket not in self._handing:
@@ -304,12 +304,12 @@ class Link:
     def _offered(self, rows: Rows) -> None:
         found = self.imports.get(rows.ticket)
         if found is None:
-            return  # It was cancelled, and the source will receive that.
+            return  # The import was cancelled; CancelTicket is on its way to the source.
         if found.stage is not Stage.ASKED:
             raise ProtocolError(f"Rows for ticket {rows.ticket}, which is {found.stage.name}")
         fits = max(found.least, 1) <= rows.position <= count(found.tokens)
         if not fits or not 0 <= rows.first_page <= found.first_page:
-            raise ProtocolError(f"{rows} is not what was asked for")
+            raise ProtocolError(f"{rows} does not match the request")
         found.stage, found.where, found.position = Stage.OFFERED, rows.where, rows.position
         found.first_page = rows.first_page
         self._owner.offered(rows.ticket, found.salt, cut(found.tokens, 0, rows.position), rows.first_page)
@@ -320,14 +320,14 @@ class Link:
         if found is None:
             return
         if found.stage is Stage.PULLING:
-            found.failed = why or "the loan has ended"  # The mover still writes to the memory: wait for its end.
+            found.failed = why or "the loan has ended"  # The mover still writes to the host memory: wait for `pulled`.
             return
         del self.imports[ticket]
         if found.stage is Stage.ASKED:
             self._owner.declined(self, ticket, why)
         elif found.stage is Stage.TAKEN:
             self._land(found, None, why)
-        # An offered copy: the cache is about to pull or to cancel, and the ticket is unknown then.
+        # If the copy was offered, the cache will call `pull` or `cancel`, which then do not find the ticket.
 
     def _released(self, ticket: int) -> None:
         found = self.imports.get(ticket)
@@ -342,7 +342,7 @@ class Link:
 
     def _new_loan(self, ticket: int, salt: str, tokens: Tokens, least: int, first_page: int) -> PeerLoan:
         if ticket in self.loans or len(tokens) % WIDTH or not 0 < least <= count(tokens) or first_page < 0:
-            raise ProtocolError(f"a request under ticket {ticket} that does not fit")
+            raise ProtocolError(f"the request with ticket {ticket} is invalid, or the ticket is in use")
         loan = PeerLoan(self._owner.new_loan(self, ticket), salt, tokens, least, first_page, Stage.LENDING)
         self.loans[ticket] = loan
         return loan
@@ -375,7 +375,7 @@ class Link:
     # The end
 
     def end(self, why: str) -> None:
-        """End the link: end the loans, decline what was asked for, and fence the mover before reads are failed."""
+        """End all loans and imports. Imports that are being read fail when the fenced mover can write no more."""
         if self.ended:
             return
         self.ended = True

@@ -4,29 +4,29 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 Landing: TypeAlias = Any
-"""A copy in host memory: `HostState`, or the simulator's."""
+"""A copy in host memory that a pull has read: a `HostState`, or the simulator's stand-in."""
 Pulled: TypeAlias = Callable[[int, Landing | None, str, float], None]
-"""Called when a pull has ended: with its ticket, the copy or None, why it failed or "", and the seconds in which the
-copy's bytes arrived.
+"""Called when a pull has ended. Arguments: the ticket; the copy, or None if the pull failed; why it failed, or ""; the
+seconds that the copy's bytes took to arrive.
 """
 
 
 class Mover(Protocol):
-    """The carrier of the bytes of one link. Calls return at once.
+    """The part of a link that moves the bytes of copies. Calls return at once.
 
-    Only the reader's own memory is ever written: an abandoned transfer may go on writing, and only the reader can stop
-    it. So a pull that was abandoned keeps its memory until `close` has ended.
+    A transfer writes only to the reading engine's memory. After a pull is abandoned its transfer may still be writing,
+    and only the reading engine can stop it. So an abandoned pull keeps its memory until `close` has ended.
     """
 
     def lend(self, ticket: int, key: int, first_page: int) -> bytes:
-        """Let the peer read the copy under `key`; return what its mover needs to find the copy."""
+        """Let the peer read the copy under `key`. Return `Rows.where`, with which the peer's mover finds the copy."""
         ...
 
     def withdraw(self, ticket: int) -> None:
         """End what `lend` allowed."""
 
     def pull(self, ticket: int, where: bytes, position: int, first_page: int) -> None:
-        """Read a copy from the peer into new host memory. The function `pulled` that the mover was given is called."""
+        """Read a copy from the peer into new host memory, then call the `pulled` that the mover was made with."""
 
     def close(self, fenced: Callable[[], None]) -> None:
-        """End all transfers. `fenced` is called when none of them can write any more; `pulled` is called for none."""
+        """End all transfers without calling `pulled`. Call `fenced` when none of them can write any more."""

@@ -21,21 +21,21 @@ from baton.actors.peers.threads import read_exactly
 from baton.actors.storage.arena import Arena
 
 SIZE_BYTES = 4
-MOST_ANSWER = 1 << 24  # bytes of an answer
+MOST_ANSWER = 1 << 24  # maximum bytes of a source's answer
 PROGRESS_US = 1000  # pause of the agent's own thread; without one it takes a whole core
 FIRST_POLL_S, LONGEST_POLL_S = 20e-6, 1e-3
-Place = tuple[int, int]  # address and bytes
+Place = tuple[int, int]  # address, and size in bytes
 
 
 class Places(Struct, array_like=True):
-    """source → sink: where a copy is."""
+    """source → sink: where the parts of a copy are in the source's memory."""
 
-    agent: bytes  # how the source's agent is reached
+    agent: bytes  # the source's agent, as NIXL's metadata describes it
     parts: list[Place]
 
 
 class NixlError(OSError):
-    """The error of a transfer that NIXL has not carried out."""
+    """The error of a transfer that NIXL could not complete."""
 
 
 def load_nixl() -> Any:
@@ -52,13 +52,13 @@ class NixlCarrier:
     """A Carrier with a NIXL agent. The agent is made on first use, because that takes up to seconds."""
 
     def __init__(self, binding: Any, arena: Arena) -> None:
-        """binding: of load_nixl. arena: the memory of all copies here."""
+        """binding: from `load_nixl`. arena: the memory of all copies of this engine."""
         self._nixl, self._arena = binding, arena
         self._opening = threading.Lock()
         self._agent: Any = None
         self._closed = False
-        self._described = b""  # how the peer reaches the agent
-        self._peers: dict[bytes, str] = {}  # names of the peer's agent, by its description
+        self._described = b""  # NIXL's metadata of the agent, with which the peer reaches it
+        self._peers: dict[bytes, str] = {}  # names of the peer's agents, by their metadata
 
     # On the thread that serves
 
@@ -83,7 +83,7 @@ class NixlCarrier:
         try:
             self._read(sock, paired(here, found.parts), found.agent)
         except BaseException:
-            self._fence()  # before the caller lets go of `parts`
+            self._fence()  # before the caller frees the memory of `parts`
             raise
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class NixlCarrier:
     def _read(self, sock: socket.socket, pairs: list[tuple[Place, Place]], peer: bytes) -> None:
         """Read the second place of each pair into the first. Raises NixlError, or EOFError if the socket is shut down.
 
-        After an error the transfer may go on.
+        After an error the transfer may still be writing.
         """
         nixl, pause = self._nixl, FIRST_POLL_S
         ours, theirs = (
@@ -169,7 +169,7 @@ def paired(ours: Sequence[Place], theirs: Sequence[Place]) -> list[tuple[Place, 
 
 
 def _receive_places(sock: socket.socket) -> Places:
-    """Receive a source's answer. Raises NixlError if it is none."""
+    """Receive a source's answer. Raises NixlError if it cannot be decoded."""
     size = bytearray(SIZE_BYTES)
     read_exactly(sock, memoryview(size))
     if (length := int.from_bytes(size, "big")) > MOST_ANSWER:

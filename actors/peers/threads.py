@@ -1,4 +1,4 @@
-"""The mover of the server: two threads a link, which ask for copies and answer over two sockets of the link."""
+"""The server's mover: for each link one thread that reads copies from the peer, and one that serves copies to it."""
 
 import asyncio
 import contextlib
@@ -20,10 +20,10 @@ HERE, GONE = b"\1", b"\0"
 
 
 class Carrier(Protocol):
-    """How the bytes of a copy come from one process to the other."""
+    """The transfer of a copy's bytes from the source's process to the sink's."""
 
     def answer(self, parts: Sequence[memoryview]) -> Sequence[memoryview]:
-        """Return what the source sends to the sink about a copy. Called on the thread that serves.
+        """Return the bytes that the source sends to the sink for a copy. Called on the thread that serves.
 
         Raises LookupError if the sink cannot read the copy.
         """
@@ -36,13 +36,13 @@ class Carrier(Protocol):
         """
 
     def close(self) -> None:
-        """End every transfer: no part is written any more. Called once, on the thread that reads, as its last call."""
+        """End every transfer, so that no part is written any more. The last call, on the thread that reads."""
 
 
 class ThreadedMover:
-    """A Mover with two threads: one reads copies from the peer, the other answers the peer.
+    """A Mover with two threads: one reads copies from the peer, the other serves copies to the peer.
 
-    A request is a ticket; the answer is one byte, and the carrier's answer if it is HERE.
+    A request is a ticket. The answer is the byte HERE and the carrier's answer, or the byte GONE.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ThreadedMover:
         self._pulls.put((ticket, position, first_page))
 
     def close(self, fenced: Callable[[], None]) -> None:
-        """End both threads. `fenced` waits only for the one that reads: the other writes to no landing memory."""
+        """End both threads. `fenced` is called when the reading one has ended: only that one writes to host memory."""
         self._closed = True
         self._lent.clear()
         for sock in (self._reads, self._serves):
@@ -87,7 +87,7 @@ class ThreadedMover:
         self._serves.close()
 
     def _post(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call a function on the event loop, unless the loop has ended, with which the process ends too."""
+        """Call a function on the event loop. Do nothing if the loop is closed, because the process is ending then."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *arguments)
 
@@ -109,9 +109,9 @@ class ThreadedMover:
             self._pulled(ticket, landing, error, seconds)
 
     def _read(self, ticket: int, position: int, first_page: int) -> tuple[HostState, float]:
-        """Read one copy, and measure the seconds in which it arrives, without the wait for the peer to have it.
+        """Return a copy, and the seconds that its bytes took to arrive, not counting the wait until the peer answers.
 
-        Raises EOFError if the peer does not have it or closes, RuntimeError if memory is short.
+        Raises EOFError if the peer does not have the copy or closes the connection, RuntimeError if memory is short.
         """
         landing = self._host.room(position, first_page)
         self._reads.sendall(ticket.to_bytes(TICKET_BYTES, "big"))
@@ -133,10 +133,10 @@ class ThreadedMover:
                 for piece in self._answer(int.from_bytes(ticket, "big")):
                     self._serves.sendall(piece)
         except (OSError, EOFError):
-            return  # The connection has ended: the link notices that by itself.
+            return  # The connection has ended. The link notices that on its own connection.
 
     def _answer(self, ticket: int) -> Sequence[memoryview | bytes]:
-        """Return what is sent to the peer that wants to read a copy."""
+        """Return the answer to a peer that asks for the copy of this ticket."""
         entry = self._lent.get(ticket)
         copy = self._host.wait_for(entry[0], COPY_TIMEOUT_S) if entry is not None else None
         if entry is None or copy is None or copy.first_page > entry[1]:
@@ -167,7 +167,7 @@ def read_exactly(sock: socket.socket, view: memoryview) -> None:
     """Fill `view` from a socket. Raises EOFError if the connection ends first."""
     at = 0
     while at < len(view):
-        got = sock.recv_into(view[at:], 0, socket.MSG_WAITALL)  # one call needs the interpreter's lock once
+        got = sock.recv_into(view[at:], 0, socket.MSG_WAITALL)  # one call for all bytes acquires the GIL once
         if not got:
             raise EOFError("the peer has closed the connection")
         at += got

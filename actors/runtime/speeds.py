@@ -47,7 +47,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._amount = self._seconds = 0.0
-        self._number = 0  # of measurements
+        self._number = 0  # number of measurements
 
     def add(self, amount: float, seconds: float, is_new: bool = False) -> None:
         """Add a measurement. is_new: it is the first of its size, which may have taken longer.

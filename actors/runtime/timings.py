@@ -39,7 +39,7 @@ class Timings:
 
         It includes the delay of the ring, and copies that the device makes between the steps.
         """
-        self.device_busy = 0.0  # in steps
+        self.device_busy = 0.0  # seconds that the device has spent in steps
         self.steps = 0
 
 

@@ -13,7 +13,7 @@ from baton.actors.requests import Tier
 from baton.actors.runtime.digests import Digester
 
 MOST_AT_ONCE = 256
-"""The most changes of a tree that one look takes in; the rest waits for the next, so that no look takes long."""
+"""The most changes of a tree that one call of `look` handles, so that no call takes long; the next handles the rest."""
 
 
 @dataclass(slots=True)
@@ -34,16 +34,16 @@ class StateWatch:
     """The cached states of a cache. Only one watch of a cache learns of its changes."""
 
     def __init__(self, cache: Cache, copies: RadixTree[StateCopy] | None, digester: Digester) -> None:
-        """copies: those below the pool; None without lower tiers."""
+        """copies: the tree of the copies below the pool; None without lower tiers."""
         self.cache = cache
         self.states: dict[int, WatchedState] = {}  # by digest
         self._digester = digester
         self._pool, self._copies = cache.tree, copies if copies is not None else RadixTree(PagePool(0, 1))
-        self._digests: dict[Node[Any], int] = {}  # of the nodes that have a state
+        self._digests: dict[Node[Any], int] = {}  # by node with a state: the state's digest
         self._pool.changed, self._copies.changed = dict.fromkeys(self._pool.states), dict.fromkeys(self._copies.states)
 
     def look(self) -> set[int]:
-        """Take in what has changed since the last look. Return the digests whose entry has changed, or is gone."""
+        """Update `states` with the changes since the last call. Return the digests whose tier has changed."""
         before = dict[int, Tier | None]()
         for node, digest in self._changed(self._pool):
             before.setdefault(digest, self._tier(digest))
@@ -58,7 +58,7 @@ class StateWatch:
         return {digest for digest, tier in before.items() if tier != self._tier(digest)}
 
     def close(self) -> None:
-        """Stop to collect changes."""
+        """Stop collecting changes."""
         self._pool.changed = self._copies.changed = None
 
     def _tier(self, digest: int) -> Tier | None:
@@ -78,7 +78,7 @@ class StateWatch:
                     self._digests[node] = self._digest(node)
                 yield node, self._digests[node]
             elif (digest := self._digests.pop(node, None)) is not None:
-                yield node, digest  # otherwise its state has come and gone between two looks
+                yield node, digest  # Otherwise the state came and went between two calls.
 
     def _digest(self, node: Node[Any]) -> int:
         """Compute the digest of the tokens up to a node's end, from the next node above that has one."""

@@ -33,10 +33,7 @@ from baton.actors.messages import (
     Submit,
 )
 from baton.actors.requests import EndReason, Request, most_resumed
-from baton.actors.scheduler.plan import (
-    checkpoint_positions,
-    plan,
-)
+from baton.actors.scheduler.plan import checkpoint_positions, plan
 from baton.actors.scheduler.queue import OpenRequest
 from baton.actors.scheduler.rows import RunningRows
 from baton.actors.scheduler.state import Limits, Plan, SchedulerState
@@ -85,14 +82,11 @@ class Scheduler:
                 self.state.cancelled.pop(grant, None)
             case Settled(_, finished, failed, advanced, proposals, chance):
                 self.rows.settle(advanced, proposals, chance)
-                for grant in finished:
-                    self.rows.retire(grant, "finished")
-                for grant in failed:
-                    self.rows.retire(grant, "failed")
+                self.rows.end(finished, "finished")
+                self.rows.end(failed, "failed")
             case Masked(masks, finished):
                 self.rows.mask(masks)
-                for grant in finished:
-                    self.rows.retire(grant, "finished")
+                self.rows.end(finished, "finished")
             case Requeue(request, suspect_until):
                 self._requeue(request, suspect_until)
             case Over(request):

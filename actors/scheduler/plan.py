@@ -45,7 +45,7 @@ def plan(state: SchedulerState) -> Plan:
     plan_retraction(state, commands)
     after = {}  # by grant: positions after this step, of those of its rows that are not steady
     # After a step with drafts, the positions of its rows are known only when it is settled.
-    if state.in_flight < state.limits.depth and not state.drafting:
+    if state.in_flight < state.limits.depth and not state.drafting and not state.unmasked:
         commands.step = plan_step(state, {grant for grant, _ in commands.retire})
     if commands.step is not None:
         moves = list(unsteady_moves(state, commands.step))
@@ -58,7 +58,8 @@ def plan(state: SchedulerState) -> Plan:
             commands.step.predict = plan_predictions(state, commands.step)
             commands.step.propose = most_proposed(state, commands.step)
         drafts = commands.step.drafts
-        masks = [mask_of(row, len(drafts.get(row.grant, ()))) for row in drawing]
+        commands.step.late = [row.grant for row in drawing if row.unmasked]
+        masks = [mask_of(row, len(drafts.get(row.grant, ()))) for row in drawing if not row.unmasked]
         commands.step.masks = [mask for mask in masks if mask is not None]
         after = {row.grant: end for row, _, end in moves}
     for row in state.rows.values():
@@ -150,10 +151,8 @@ def fill_step(state: SchedulerState, rows: list[ScheduledRow], isolated: bool) -
     """
     limits = state.limits
     # decode
-    decodable = [
-        row for row in rows if row.position < row.steady_until or (not row.prefilling and row.fits(1) and row.may_draw)
-    ]
-    # A row that cannot feed even one token waits for a mask or a checkpoint slot.
+    decodable = [row for row in rows if row.position < row.steady_until or row.may_decode]
+    # A prompt that cannot feed even one token waits for a checkpoint slot.
     prompts = in_turns([row for row in rows if row.position < row.length and chunk_length(limits, row, 1)])
     room = max(limits.step_tokens - prompt_share(limits) * bool(prompts), 1)
     if len(decodable) > room:
@@ -209,7 +208,7 @@ def share_out(limits: Limits, prompts: list[ScheduledRow], tokens: int) -> list[
         firsts.setdefault(row.record.flow, row)
     reserved, room = dict[int, int](), tokens // 4
     for row in sorted([*firsts.values()][1:], key=lambda row: (row.record.request.priority, row.length - row.position)):
-        reserved[row.grant] = min(row.feedable, room)
+        reserved[row.grant] = min(row.length - row.position, room)
         room -= reserved[row.grant]
     chunks, all_reserved = [], sum(reserved.values())
     for row in prompts:
@@ -246,7 +245,7 @@ def chunk_length(limits: Limits, row: ScheduledRow, budget: int) -> int:
     Return 0 while a checkpoint in the chunk waits for its slot. The cache answers at once, and a row that has passed
     the position can no longer save it.
     """
-    end = row.position + min(row.feedable, budget)
+    end = min(row.position + budget, row.length)
     if row.targets and (row.awaits_spares or row.refill):
         crossed = sum(row.position < position <= end for position in row.targets)
         if len(row.spares) < min(crossed, max_checkpoint_slots(limits.strategy, limits.overlap, crossed)):

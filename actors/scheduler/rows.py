@@ -1,7 +1,7 @@
 """The running rows: their steps, the slots and positions of their checkpoints, their KV pages, and how they retire."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from baton.actors.actor import Send
@@ -18,6 +18,7 @@ from baton.actors.messages import (
     Retire,
     Spare,
     Step,
+    StepMasks,
     Want,
 )
 from baton.actors.requests import Request, RetireReason
@@ -41,6 +42,7 @@ class RunningRows:
     positions: Callable[[Request, int | None], dict[int, Kind]]  # see Scheduler.positions
     wants: set[int] = field(default_factory=set)  # grants with a Want that is not answered
     _new_pages: dict[int, list[int]] = field(default_factory=dict)  # pages for the next Step, by grant
+    _late: list[RowMask] = field(default_factory=list)  # the late masks of the newest step that have come
     _served: int = 0  # how many times rows have advanced
 
     def __post_init__(self) -> None:
@@ -90,10 +92,28 @@ class RunningRows:
             self.state.rows[grant].filling = False
 
     def mask(self, masks: list[RowMask]) -> None:
-        """Keep the newest mask of each row."""
+        """Keep the newest mask of each row, and those that the newest step waits for."""
         for mask in masks:
             if mask.grant in self.state.rows:
                 self.state.rows[mask.grant].mask = mask
+            if mask.grant in self.state.unmasked:
+                self._late.append(mask)
+        self._need_no_masks(mask.grant for mask in masks)
+
+    def end(self, grants: list[int], reason: RetireReason) -> None:
+        """Retire rows that have ended in a step. They get no further mask."""
+        self._need_no_masks(grants)
+        for grant in grants:
+            self.retire(grant, reason)
+
+    def _need_no_masks(self, grants: Iterable[int]) -> None:
+        """Note rows whose late mask has come, or never will. If these were the last, send the step its masks."""
+        unmasked = self.state.unmasked
+        if unmasked:
+            unmasked.difference_update(grants)
+            if not unmasked:
+                self.send("forward", StepMasks(self.state.steps, self._late))
+                self._late = []
 
     def retire(self, grant: int, reason: RetireReason) -> None:
         """Retire a row, unless it has been retired already: the first reason counts."""
@@ -182,6 +202,7 @@ class RunningRows:
         state.in_flight += 1
         state.last_step_isolated = step.isolated
         state.drafting = bool(step.drafts or step.predict)
+        state.unmasked = set(step.late)
         for grant, position in step.missed:
             if position in state.rows[grant].marks:
                 self.send("cache", Passed(grant, position))
@@ -197,6 +218,7 @@ class RunningRows:
                 checkpoints=[self._checkpoint(grant, position) for grant, position in step.checkpoints],
                 pages=[GrantPages(grant, pages) for grant, pages in self._new_pages.items()],
                 masks=step.masks,
+                late=step.late,
                 drafts=[RowDrafts(grant, pack(tokens)) for grant, tokens in step.drafts.items()],
                 propose=step.propose,
                 predict=step.predict,

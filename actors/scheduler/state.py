@@ -77,16 +77,21 @@ class ScheduledRow:
         return self.position < self.record.suspect_until
 
     @property
-    def may_draw(self) -> bool:
-        """Whether the row's next token may be drawn: with a grammar, only when the mask for that token has come."""
-        return not self.constrained or (
-            self.mask is not None and self.mask.position == max(self.length, self.position + 1)
-        )
+    def unmasked(self) -> bool:
+        """Whether the row has a grammar, and the mask for its next token has not come."""
+        if not self.constrained:
+            return False
+        return self.mask is None or self.mask.position < max(self.length, self.position + 1)
 
     @property
-    def feedable(self) -> int:
-        """How many prompt tokens may be fed. The last one draws a token, so it may have to wait for a mask."""
-        return self.length - self.position - (not self.may_draw)
+    def may_decode(self) -> bool:
+        """Whether a step may decode the row: it is past its prompt, has room, and its mask has come or may come late.
+
+        Wait for a mask if the one before had a proposal: the next one is likely to have drafts for the step to feed.
+        """
+        if self.prefilling or not self.fits(1):
+            return False
+        return not self.unmasked or self.mask is None or self.mask.proposal is None
 
     def ranked(self, begin: int, end: int) -> list[int]:
         """Return the positions to checkpoint in (begin, end], in the order in which they get slots."""
@@ -113,6 +118,7 @@ class SchedulerState:
     steps: int = 0  # steps sent
     in_flight: int = 0  # steps sent and not settled
     ended: int = 0  # rows given back
+    unmasked: set[int] = field(default_factory=set)  # rows of the newest step whose late masks have not come
     drafting: bool = False  # the newest step has drafts or predictions and is not settled: the next one waits for it
     chance: float = 0.0  # how likely a predicted token is right if those before it are; 0: nothing was predicted yet
     last_step_isolated: bool = False  # the last step was for a suspect row alone
@@ -158,6 +164,7 @@ class StepPlan:
     isolated: bool  # the step is for a suspect row alone
     is_timed: bool = False  # prompts and drafts are left out, so that the time without them is measured
     masks: list[RowMask] = field(default_factory=list)  # the masks of the rows that draw a token in this step
+    late: list[int] = field(default_factory=list)  # rows that draw a token in this step, and whose masks come later
     drafts: dict[int, list[int]] = field(default_factory=dict)  # by grant: the drafts that rows in `decodes` feed
     propose: int = 0  # most tokens that results is to propose for each row after this step
     predict: list[Chunk] = field(default_factory=list)  # rows, each with the tokens to predict after this step

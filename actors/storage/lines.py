@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-ALIGNMENT = 64  # of each line, in bytes
+ALIGNMENT = 64  # each line's size is a multiple of this many bytes
 LEAST_LINES_A_STATE, MOST_LINES_A_STATE = 4, 8
-"""Bounds of the lines that a state takes, if pages are small enough.
+"""Bounds of the number of lines that a state takes, unless pages are too large for that.
 
-Larger lines waste more of a copy's last line, and smaller ones take more transfers for each copy.
+Larger lines waste more of a copy's last line; smaller lines need more transfers for each copy.
 """
 
 
@@ -20,7 +20,7 @@ class HostLines:
 
     @classmethod
     def fitting(cls, state_bytes: int, page_bytes: int) -> "HostLines":
-        """Return lines of whole pages, of the size of which a state wastes the least."""
+        """Return lines of whole pages, of the size within the bounds that wastes the least of a state's last line."""
         if not page_bytes:
             return cls(_aligned(state_bytes), state_bytes, 0)
         least, most = (

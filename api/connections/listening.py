@@ -14,8 +14,8 @@ from typing import Any
 
 from baton.api.config import Config, ConfigError
 
-BACKLOG = 1024  # connections that the system holds until they are accepted
-HANDSHAKE_S = 10.0  # time for a client's TLS handshake, until which its connection is not counted
+BACKLOG = 1024  # maximum connections that wait in the kernel to be accepted
+HANDSHAKE_S = 10.0  # time for a client's TLS handshake; its connection counts only after the handshake
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Listening:
     """A place where connections are accepted."""
 
     server: asyncio.Server
-    url: str  # for the log; "unix:PATH" for a Unix socket
-    path: Path | None = None  # of the Unix socket
-    file: tuple[int, int] | None = None  # device and number of the socket's file
+    url: str  # URL for the log; "unix:PATH" for a Unix socket
+    path: Path | None = None  # path of the Unix socket; None for an address
+    file: tuple[int, int] | None = None  # device and inode of the socket's file
 
     def close(self) -> None:
         """Accept no more connections. Existing ones stay open."""
         self.server.close()
-        # Another server may have taken the path over.
+        # Do not unlink the path if another server listens there now.
         if self.path is not None and self.file == file_at(self.path):
             self.path.unlink(missing_ok=True)
 
@@ -70,7 +70,7 @@ def refuse_in_use(path: str) -> None:
 
 
 def file_at(path: Path) -> tuple[int, int] | None:
-    """Return device and number of the file at a path; None if there is none."""
+    """Return device and inode of the file at a path; None if there is no file."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def file_at(path: Path) -> tuple[int, int] | None:
 
 
 def place_of(config: Config) -> str:
-    """Return where the options say that clients connect."""
+    """Return the address or the socket's path that the options set for clients."""
     return config.uds if config.uds is not None else f"{config.host}:{config.port}"
 
 

@@ -1,1 +1,1 @@
-"""The events by which routers know this engine."""
+"""The events from which routers learn what this engine does and has."""

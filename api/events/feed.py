@@ -15,16 +15,16 @@ from baton.api.events.rows import RowQueue
 from baton.api.server import RingView, Server
 from baton.api.sessions.by_owner import Changes, Key
 
-INTERVAL_S = 0.1  # between looks at what has changed
-BEAT_S = 0.5  # a router hears from the engine at least this often
-MOST_UNREAD = 256  # events; a router that has not read so many is disconnected, and connects again
+INTERVAL_S = 0.1  # seconds between two checks for changes
+BEAT_S = 0.5  # an event is sent at least this often
+MOST_UNREAD = 256  # a router with this many unread events is disconnected; it will connect again
 
-Frame = bytes | None  # None: the connection ends
+Frame = bytes | None  # an encoded event; None ends the connection
 CutOff = Callable[[], None]
 
 
 class Keeper(Protocol):
-    """A store whose ids are given to routers."""
+    """A store of sessions or responses, whose names are sent to routers."""
 
     @property
     def keys(self) -> Collection[Key]: ...
@@ -36,7 +36,7 @@ class Keeper(Protocol):
 
 
 class Feed:
-    """The events of an engine. It looks for changes while at least one router is connected."""
+    """The events of an engine. They are made while at least one router is connected."""
 
     def __init__(self, server: Server, stores: Collection[Keeper]) -> None:
         self._server, self._stores = server, stores
@@ -45,7 +45,7 @@ class Feed:
         self._readers: dict[asyncio.Queue[Frame], CutOff] = {}
         self._watch: StateWatch | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._phase = server.phase  # as it was last sent
+        self._phase = server.phase  # the phase in the last event
         self._rows = RowQueue()
 
     @contextmanager
@@ -67,7 +67,7 @@ class Feed:
                 self._end()
 
     async def close(self, app: object = None) -> None:
-        """End all connections, when the server ends."""
+        """End all connections, because the server is shutting down."""
         self._send(None)
 
     def _begin(self) -> None:
@@ -94,12 +94,12 @@ class Feed:
                 self._send(encoded(event))
 
     def _look(self, is_due: bool) -> Snapshot | Change | None:
-        """Return what has changed; None if that is nothing, and no event is due."""
+        """Return the next event; None if nothing has changed and no event is due."""
         relay = self._server.relay
         watch = relay.watch_states() if relay is not None else None
         if relay is not None:
             self._rows.look(time.monotonic(), relay.running_rows(), self._waiting(relay), relay.ended_rows())
-        if watch is not self._watch:  # the actors have restarted, so that all states are gone
+        if watch is not self._watch:  # The actors have restarted, and all states are gone.
             self._sequence += 1
             return self._snapshot()
         changed = watch.look() if watch is not None else set()
@@ -120,7 +120,7 @@ class Feed:
         )
 
     def _take_names(self) -> tuple[list[str], list[str]]:
-        """Return the names of what has come, and of what has gone."""
+        """Return the names of new sessions and responses, and of those that are gone."""
         found: tuple[list[str], list[str]] = [], []
         for store in self._stores:
             for key in store.changes.take():
@@ -168,7 +168,7 @@ class Feed:
                     while True:
                         queue.get_nowait()
                 queue.put_nowait(None)
-                cut_off()  # a write that waits for the router would not end otherwise
+                cut_off()  # A write that waits for the router would never end.
 
 
 async def read(queue: asyncio.Queue[Frame]) -> AsyncIterator[bytes]:
@@ -182,7 +182,7 @@ def encoded(event: Snapshot | Change) -> bytes:
 
 
 def described(watch: StateWatch | None, digests: Collection[int]) -> list[CachedDigest]:
-    """Return the states with these digests as they are sent."""
+    """Return the states with these digests in the form of events. States without a tier are left out."""
     if watch is None:
         return []
     states = ((digest, watch.states[digest]) for digest in digests)

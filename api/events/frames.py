@@ -1,4 +1,4 @@
-"""The events of GET /v1/events, by which a router knows an engine."""
+"""The events of GET /v1/events: an engine's load, and the states, sessions and responses that it has."""
 
 import hashlib
 from typing import Literal
@@ -11,53 +11,53 @@ Phase = Literal["loading", "ready", "draining"]
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """How much an engine has to do, and how fast it is."""
+    """The load of an engine, and its speed."""
 
-    rows: int = 0  # requests that run
+    rows: int = 0  # running requests
     waiting: int = 0  # requests that wait for a row
-    queue_seconds: float = 0.0  # time to compute the prompts that wait or are being computed, or to get a row if longer
+    queue_seconds: float = 0.0  # time to compute the prompts of all requests, or until a row is free if that is longer
     token_seconds: float = 0.0  # seconds for one prompt token; 0: not measured yet
     step_seconds: float = 0.0  # seconds of a step without prompts; 0: not measured yet
-    slots: dict[str, int] = {}  # slots of the pool by use
+    slots: dict[str, int] = {}  # number of slots by use: the names of `lease.Place`
 
 
 class CachedDigest(Struct, frozen=True, array_like=True):
     """A cached state."""
 
-    digest: str  # of its salt and tokens, 16 hexadecimal digits: actors/runtime/digests.py
-    position: int  # number of these tokens
+    digest: str  # digest of salt and tokens (actors/runtime/digests.py) in 16 hexadecimal digits
+    position: int  # number of tokens
     tier: Tier
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, tag_field="event", tag="snapshot"):
-    """Everything that a router knows of an engine: the first event of a connection, and again after a restart."""
+    """The whole state of an engine: the first event of a connection, sent again after a restart of the actors."""
 
     sequence: int
-    boot: str  # differs in each process
-    name: str  # --engine-name
+    boot: str  # random, new in each process
+    name: str  # --engine-name, or HOST:PORT
     model: str  # the model's name in the API
     role: str
     phase: Phase
     load: Load
     states: list[CachedDigest]
-    names: list[str]  # of sessions and stored responses, see `name_of`
+    names: list[str]  # names of all sessions and stored responses (`name_of`)
 
 
 class Change(Struct, frozen=True, kw_only=True, tag_field="event", tag="change"):
-    """The changes since the event before, whose `sequence` is one less; otherwise events are missing."""
+    """The changes since the event before. If that event's `sequence` is not one less, events are missing."""
 
     sequence: int
     phase: Phase
     load: Load
-    states: list[CachedDigest] = []  # that are new, or in another tier now
-    gone: list[str] = []  # digests of states
-    names: list[str] = []  # that are new
-    names_gone: list[str] = []
+    states: list[CachedDigest] = []  # states that are new, or that have changed their tier
+    gone: list[str] = []  # digests of states that are gone
+    names: list[str] = []  # names of new sessions and responses
+    names_gone: list[str] = []  # names of sessions and responses that are gone
 
 
 def name_of(owner: bytes, id: str) -> str:
-    """Return the name of a session or stored response, from which neither owner nor id can be read.
+    """Return the name that routers know a session or stored response by. It reveals neither owner nor id.
 
-    owner: the digest of its API key; empty without keys.
+    owner: the digest of the API key; empty without keys.
     """
     return hashlib.blake2b(id.encode(), key=owner[:64], digest_size=8).hexdigest()

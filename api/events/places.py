@@ -1,4 +1,4 @@
-"""The places where states of a request and of its answer lie, which an engine adds to an answer for a router."""
+"""Places: positions and digests at which a request left states. An engine adds them to its answer for the router."""
 
 from aiohttp import web
 
@@ -6,17 +6,18 @@ from baton.actors.runtime.digests import Digester
 from baton.actors.tokens import count
 from baton.api.generation.outputs import Generation
 
-HEADER = "baton-places"  # the header of complete answers
-END = b"\n\n"  # of an event or comment
-PLACES = b": places "  # begins the comment at the end of a stream
+HEADER = "baton-places"  # the header with the places, in complete answers
+END = b"\n\n"  # end of an event or comment of a stream
+PLACES = b": places "  # beginning of the comment with the places, the last one of a stream
 DIGESTER = web.AppKey("digester", Digester)
 
 
 def places_of(generation: Generation, digester: Digester) -> str:
-    """Return the length of the first member's prompt, and the positions and digests where its states may lie.
+    """Return `LENGTH POSITION:DIGEST POSITION:DIGEST …` for the first member of a generation.
 
-    They are how far the prompt was cached, and how far it was known; the end of the prompt; and the end of the answer
-    with and without its last token, which the model may not have read: `LENGTH POSITION:DIGEST POSITION:DIGEST …`.
+    LENGTH is the number of prompt tokens. The positions are those at which a state may be: the end of the cached part
+    of the prompt, the end of the part that the cache knew, the end of the prompt, and the end of the answer. The model
+    may not have read the last token of the answer, so the position before it is one too.
     """
     member = generation.members[0]
     request, output = member.request, bytes(member.delivered)
@@ -28,9 +29,9 @@ def places_of(generation: Generation, digester: Digester) -> str:
 
 
 def split_places(chunk: bytes) -> tuple[bytes, str]:
-    """Return a chunk of a stream without the comment that ends the stream, and what that says; "" if there is none.
+    """Return a chunk of a stream without the comment with the places, and the places; "" if there is no comment.
 
-    Texts of events may have the same characters, but not after an end of a line, which is escaped in JSON.
+    An event's text cannot be mistaken for the comment: the comment follows a newline, which JSON escapes.
     """
     if chunk.startswith(PLACES):
         return b"", chunk[len(PLACES) :].decode(errors="replace")
@@ -39,7 +40,7 @@ def split_places(chunk: bytes) -> tuple[bytes, str]:
 
 
 def read_places(text: str) -> tuple[int, list[tuple[int, int]]]:
-    """Read what `places_of` returns: the length, and pairs (position, digest). Raises ValueError."""
+    """Parse the result of `places_of`. Return the length, and pairs (position, digest). Raises ValueError."""
     length, *places = text.split()
     pairs = (place.partition(":") for place in places)
     return int(length), [(int(position), int(digest, 16)) for position, _, digest in pairs]

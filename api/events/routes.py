@@ -11,7 +11,7 @@ FEED = web.AppKey("feed", Feed)
 
 @routes.get("/v1/events")
 async def events(request: web.Request) -> web.StreamResponse:
-    """Send a snapshot, then changes, as server-sent events until the client leaves. Works in every phase."""
+    """Send a snapshot, then changes, as server-sent events until the client disconnects. Works in every phase."""
     response = web.StreamResponse(headers=HEADERS)
 
     def cut_off() -> None:

@@ -1,25 +1,25 @@
-"""The time that requests wait for a row."""
+"""An estimate of the time that a new request waits for a row."""
 
-MOST_COUNTED = 32  # ended requests, until older ones count half
+MOST_COUNTED = 32  # number of ended requests after which all older measurements are halved
 
 
 class RowQueue:
-    """An estimate of the time until a further request gets a row, from what is seen of the rows again and again.
+    """An estimate of the time until a new request gets a row, from periodic observations of the rows.
 
-    Every waiting request needs a row that another one gives back. With r rows that a request holds for D seconds, one
+    Every waiting request needs a row that another request gives back. If requests hold r rows for D seconds each, a row
     is given back every D ÷ r seconds.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._at: float | None = None  # time of the last look
-        self._waiting = self._ended = 0  # as of the last look
-        self._held = self._counted = 0.0  # seconds of rows, and requests that have ended in that time
+        self._at: float | None = None  # time of the last call of `look`
+        self._waiting = self._ended = 0  # arguments of that call
+        self._held = self._counted = 0.0  # row-seconds, and the number of requests that have ended in them
 
     def look(self, now: float, rows: int, waiting: int, ended: int) -> None:
-        """Take in how many requests run, wait, and have ended so far; `ended` begins at 0 when the actors restart.
+        """Note how many requests run, wait, and have ended so far. `ended` begins at 0 again when the actors restart.
 
-        A request that waits at only one look may have come just before it, so it does not count.
+        A request that waits at only one call may have arrived just before it, so it does not count as waiting.
         """
         if self._at is not None:
             self._held += rows * (now - self._at)

@@ -1,4 +1,4 @@
-"""Complete answers, collected from the outputs of the ring's requests; their token counts, also for the log line.
+"""Complete answers, collected from the outputs of the ring's requests, and token counts for answers and log lines.
 
 A *member* is one request of a generation; a generation holds the requests of one HTTP call (`outputs.py`).
 """
@@ -16,7 +16,7 @@ from baton.api.generation.outputs import Generation, Member
 from baton.api.generation.served_model import Text
 
 LEAST_LOGPROB = -9999.0  # stands for -inf, which JSON cannot express
-TOKEN_SIZE = 10  # decoding one token takes as long as encoding so many characters
+TOKEN_SIZE = 10  # decoding one token takes as long as encoding this many characters
 
 
 @dataclass
@@ -151,7 +151,7 @@ def token_text(text: Text, id: int) -> str:
 
 
 def token_bytes(text: Text, id: int) -> list[int] | None:
-    """Return the bytes of a token; None if it is a part of a character, and the tokenizer does not say which."""
+    """Return the bytes of a token; None if they are a part of a character, and the tokenizer does not know them."""
     found = text.token_bytes(id)
     if found is None:
         shown = token_text(text, id)

@@ -34,13 +34,13 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Conditions:
-    """The sampling and stop conditions of a call's requests, which differ in their seeds and limits only.
+    """The sampling and stop conditions that all requests of a call share, except for seeds and limits.
 
-    They can be long, so they are made once for all prompts and choices.
+    They can be large, so they are built once for all prompts and choices.
     """
 
     sampling: Sampling
-    stops: Stops  # for no particular prompt
+    stops: Stops  # without the limits that depend on a prompt (`limited`)
 
 
 def conditions(model: ServedModel, params: SamplingParams) -> Conditions:
@@ -53,7 +53,7 @@ def build_requests(
 ) -> list[Request]:
     """Build the Requests of a prompt's choices, one for each id. Raises ApiError 400, as `build_request`.
 
-    Choices get different seeds, and a repeated call gets the same seeds if it has one.
+    Choices get different seeds. If the client sets a seed, a repeated call gets the same ones.
     """
     first = build_request(model, ids[0], prompt, params, shared)
     seeds = (params.seed + index if params.seed is not None else None for index in range(len(ids)))
@@ -71,7 +71,7 @@ def build_request(
     `max_tokens` is limited to what the context length leaves. A `max_tokens` of 0 becomes 1, because scoring a prompt
     needs a step; the endpoint drops the token of that step.
 
-    shared: what `conditions` returns for these params, if that is known already.
+    shared: the result of `conditions` for these params, if the caller has it already.
     """
     room = model.max_model_len - len(prompt.tokens)
     if not prompt.tokens:
@@ -125,7 +125,7 @@ def sampling(model: ServedModel, params: SamplingParams) -> Sampling:
 
 
 def ring_seed(seed: int | None) -> int:
-    """Return the ring's seed for a client's; a random one for None."""
+    """Return the ring's seed for a client's seed: that seed modulo SEEDS, or a random seed if it is None."""
     return (secrets.randbits(63) if seed is None else seed) % SEEDS
 
 
@@ -171,7 +171,7 @@ def limited(stops: Stops, model: ServedModel, params: SamplingParams, room: int)
 
 
 def checkpoints(params: SamplingParams, length: int) -> tuple[int, ...]:
-    """Return the sorted positions where the client asks for a checkpoint. Raises ApiError 400 if one is not inside."""
+    """Return the sorted positions where the client asks for a checkpoint. Raises ApiError 400 for invalid ones."""
     positions, name = sorted(set(params.checkpoints)), params.name("checkpoints")
     if len(positions) > MAX_CHECKPOINTS:
         message = f"{name}: at most {MAX_CHECKPOINTS} positions, got {len(positions)}"

@@ -33,7 +33,7 @@ class Tool(Struct, frozen=True):
     description: str | None = None
     parameters: dict[str, Any] = field(default_factory=no_parameters)  # JSON schema of the arguments object
     strict: bool = False  # whether a grammar enforces the schema of the arguments
-    namespace: str = ""  # in Responses: clients get the namespace and the rest of the name
+    namespace: str = ""  # the tool's namespace in Responses, which clients get apart from the rest of the name
 
     def shown(self) -> dict[str, Any]:
         """Return the tool in the format of chat templates."""

@@ -1,4 +1,4 @@
-"""Names of GGUF files in a repository, and which of them a name on the hub stands for."""
+"""The GGUF files of a repository, and the choice of the file that a name on the hub means."""
 
 import re
 from collections import defaultdict
@@ -10,13 +10,13 @@ from baton.api.hub.names import HubName
 
 SUFFIX = ".gguf"
 PART = re.compile(r"-\d{5}-of-(\d{5})$")
-NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # in the names of files that hold something else
+NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # matches names of GGUF files that hold no model
 LABEL = re.compile(r"[-._]((?:UD-)?(?:I?Q|TQ|BF|F|MXFP)\d\w*)$", re.IGNORECASE)
 MOST_LISTED = 12
 
 
 def grouped(names: Collection[str]) -> dict[str, list[str]]:
-    """Return the GGUF files among these names: for each its parts, by the name without suffix and part."""
+    """Return the names of each GGUF file's parts, by its stem: the name without suffix and number of the part."""
     found = defaultdict[str, list[str]](list)
     for name in sorted(names):
         if name.endswith(SUFFIX) and not NO_MODEL.search(PurePosixPath(name).name):
@@ -25,13 +25,13 @@ def grouped(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def label_of(stem: str) -> str:
-    """Return the part of a file's name by which it is asked for: its quantization, or else the whole name."""
+    """Return the label with which users ask for a file: the quantization in its name, or else the whole name."""
     name = PurePosixPath(stem).name
     return match[1] if (match := LABEL.search(name)) is not None else name
 
 
 def chosen(groups: Mapping[str, list[str]], name: HubName) -> list[str]:
-    """Return the parts of the GGUF file that a name stands for. Raises HubError if that is not exactly one."""
+    """Return the parts of the GGUF file that a name means. Raises HubError unless exactly one file matches."""
     found = [stem for stem in groups if name.quantization is None or answers_to(stem, name.quantization)]
     if len(found) > 1 and name.quantization is not None:
         exact = [stem for stem in found if label_of(stem).lower() == name.quantization.lower()]
@@ -46,7 +46,7 @@ def chosen(groups: Mapping[str, list[str]], name: HubName) -> list[str]:
 
 
 def complete(parts: list[str], name: HubName) -> list[str]:
-    """Return the parts of a file. Raises HubError if some are missing."""
+    """Return `parts`, which are all parts of a file. Raises HubError if some are missing."""
     split = PART.search(parts[0].removesuffix(SUFFIX))
     if split is not None and len(parts) != int(split[1]):
         raise HubError(f"{name} has {len(parts)} of {int(split[1])} parts: {', '.join(parts[:MOST_LISTED])}")
@@ -54,6 +54,6 @@ def complete(parts: list[str], name: HubName) -> list[str]:
 
 
 def answers_to(stem: str, quantization: str) -> bool:
-    """Return whether a file is asked for by its quantization, by its name, or by its folder of this name."""
+    """Return whether a hub name's `quantization` means this file: it is the file's label, name or folder."""
     path, label = PurePosixPath(stem.lower()), label_of(stem).lower()
     return quantization.lower() in (label, label.removeprefix("ud-"), path.name, path.parent.name)

@@ -13,7 +13,7 @@ class HubName:
 
     repository: str  # as ORG/NAME
     revision: str | None = None  # a branch, a tag or a commit; None for the default branch
-    quantization: str | None = None  # of a GGUF file of the repository, such as Q4_K_M
+    quantization: str | None = None  # quantization of a GGUF file in the repository, such as Q4_K_M
 
     def __str__(self) -> str:
         revision = f"@{self.revision}" if self.revision is not None else ""

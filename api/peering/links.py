@@ -1,4 +1,4 @@
-"""The links of a server to its peers, from the options to the tasks that keep them."""
+"""The links of a server to its peers: their options, their parts, and the tasks that keep them connected."""
 
 import secrets
 import socket
@@ -45,7 +45,7 @@ class RingLoad(Protocol):
         ...
 
     def states_without_session(self) -> list[CachedState]:
-        """Return the states that no session has, those of most worth first."""
+        """Return the cached states that belong to no session, the state of most worth first."""
         ...
 
 
@@ -61,9 +61,9 @@ class Peering:
         host: HostStates,
         served: ServedModel,
     ) -> None:
-        """model: fingerprint of the weights and of the layout of states. dtype: of the weights.
+        """model: fingerprint of the weights and of the layout of states. dtype: dtype of the weights.
 
-        Raises ConfigError for invalid options, and OSError if the address of --peer-listen cannot be had.
+        Raises ConfigError for invalid options, and OSError if the server cannot listen at --peer-listen.
         """
         self._config, self._host, self._served, self._key = config, host, served, read_key(config)
         self._make_carrier = carriers(config, host)
@@ -84,7 +84,7 @@ class Peering:
         )
 
     def connect(self, gateway: Gateway) -> PeerEngines:
-        """Make the links for a server's ring."""
+        """Create the part that connects the ring to the peers. Call `watch` before `run`."""
         self._gateway = gateway
         requests = PeerRequests(gateway, self._served.vocab_size, self._served.max_model_len)
         self._engines = PeerEngines(self.hello, self._host, requests, self._load, self._trace_of)
@@ -106,7 +106,7 @@ class Peering:
         return moves
 
     def watched_by(self, metrics: Metrics) -> None:
-        """Let the links be counted in the metrics."""
+        """Add the links to the metrics."""
         metrics.watch_peers(self._engines)
 
     async def run(self) -> None:
@@ -131,7 +131,7 @@ class Peering:
 
 
 def carriers(config: Config, host: HostStates) -> Callable[[], Carrier]:
-    """Return what makes the carrier of a link. Raises ConfigError if the package that --peer-mover needs is missing."""
+    """Return a function that makes a link's carrier. Raises ConfigError if --peer-mover needs a missing package."""
     if config.peer_mover == "sockets":
         return SocketCarrier
     try:

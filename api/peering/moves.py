@@ -24,15 +24,15 @@ from baton.api.sessions.restore import highest, session_of
 from baton.api.sessions.session import Session
 from baton.api.sessions.store import SessionStore
 
-LINK_S = 2 * LONGEST_PAUSE_S  # how long a peer without a link is waited for
-FRAME_OVERHEAD = 64  # bytes of a Hand around its log
+LINK_S = 2 * LONGEST_PAUSE_S  # how long to wait for the link to a peer that has none
+FRAME_OVERHEAD = 64  # maximum bytes of a Hand without its log
 
 
 class Moves:
-    """The sessions that a server hands over to its peers, and takes over from them.
+    """The handover of sessions to peers and from peers.
 
-    The engine that hands a session over keeps it until the peer has answered that it has the session, on its disk if it
-    has one. If the link ends before that answer, both engines may have the session, and none has lost it.
+    An engine keeps a session until the peer confirms that it has the session, on its disk if it has one. If the link
+    ends before the confirmation, both engines may have the session, but it is not lost.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Moves:
     ) -> None:
         """accepts: returns whether requests with the API key of this digest are accepted here.
 
-        states: returns the states that no session has, those of most worth first
+        states: returns the cached states that belong to no session, the state of most worth first
         """
         self._engines, self._sessions, self._vocab_size = engines, sessions, vocab_size
         self._accepts, self._states, self._clock = accepts, states, clock
@@ -72,9 +72,9 @@ class Moves:
         await session.wait_saved()
 
     async def move_all(self, engine: str) -> None:
-        """Hand over all sessions, and then the states that no session has, those of most worth first.
+        """Hand over all sessions, then the states that belong to no session, the state of most worth first.
 
-        A peer that was restarted a moment ago may have no link yet: wait for it.
+        If the peer has just been restarted, wait for its link.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(LINK_S):
@@ -86,13 +86,13 @@ class Moves:
         structlog.get_logger().info("states handed over", engine=engine, states=count, of=len(states))
 
     async def _give(self, state: CachedState, engine: str) -> bool:
-        """Let the peer fetch a state. Return whether it has it now."""
+        """Let the peer fetch a state. Return whether the peer has the state now."""
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._engines.give(engine, state.salt, state.tokens, partial(resolve, answer))
         return not await answer
 
     async def _move_sessions(self, engine: str) -> None:
-        """Hand every session over, after the end of its turn if it is in one. A session that is refused stays."""
+        """Hand every session over. Wait for the end of a running turn. A session that is refused stays here."""
         for session in list(self._sessions):
             while session.is_busy() and session.running is not None:
                 await session.running.done.wait()
@@ -103,7 +103,7 @@ class Moves:
             except ApiError as error:
                 structlog.get_logger().warning("a session stays", session=session.id, reason=error.message)
 
-    # The peer's sessions
+    # Sessions of peers
 
     def take_over(self, frame: Hand, link: str, done: Done) -> None:
         task = asyncio.ensure_future(self._take_over(frame, link, done))
@@ -140,7 +140,7 @@ class Moves:
         return session
 
     async def _fetch(self, session: Session, position: int, link: str) -> None:
-        """Fetch the session's state. If it does not come, the next turn computes it from the tokens."""
+        """Fetch the session's state from the peer. If that fails, the next turn computes the state from the tokens."""
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._engines.fetch(link, session.salt, cut(session.tokens, 0, position), partial(resolve, answer))
         if error := await answer:
@@ -151,6 +151,6 @@ class Moves:
 
 
 def resolve(answer: "asyncio.Future[str]", error: str) -> None:
-    """Set the result of a future, unless the waiter is gone."""
+    """Set the result of a future, unless it was cancelled."""
     if not answer.done():
         answer.set_result(error)

@@ -12,8 +12,8 @@ LEAST_KEY = 16  # bytes
 def read_key(config: Config) -> bytes:
     """Return the key of --peer-key-file; without one, b"".
 
-    Raises ConfigError if the file is unreadable or its key too short, if an address is none, or if the server would
-    listen beyond loopback without a key.
+    Raises ConfigError if the file is unreadable or its key is too short, if an address is invalid, or if an address
+    other than loopback is used without a key.
     """
     for option, address in (("--peer-listen", config.peer_listen), *(("--peer", peer) for peer in config.peer)):
         try:

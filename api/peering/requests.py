@@ -14,7 +14,7 @@ from baton.api.generation.outputs import Generation
 
 
 class PeerRequests:
-    """The requests that compute states for peers. They run like any client's, and draw one token, which is dropped."""
+    """The requests that compute states for peers. They run like clients' requests, and draw one unused token."""
 
     def __init__(self, gateway: Gateway, vocab_size: int, max_model_len: int) -> None:
         self.computed: Callable[[int, str], None] = lambda loan, error: None  # called when a request has ended
@@ -23,7 +23,7 @@ class PeerRequests:
         self._running: dict[int, tuple[Generation, asyncio.Task[None]]] = {}  # by loan
 
     def begin(self, loan: int, frame: Compute, link: str) -> str:
-        """Submit a request that ends at the state; return "", or why not."""
+        """Submit a request whose prompt ends at the state. Return "", or why that is not possible."""
         length = count(frame.tokens)
         if length >= self._max_model_len or not all(0 <= token < self._vocab_size for token in unpack(frame.tokens)):
             return "the tokens are not of this model"
@@ -61,7 +61,7 @@ class PeerRequests:
         self.computed(loan, error)
 
     def stop(self, loan: int) -> None:
-        """Abort a request. Its task may not have begun yet, and then never will."""
+        """Abort a request. If its task has not begun, it never runs, so the generation is closed here."""
         if loan in self._running:
             generation, task = self._running.pop(loan)
             task.cancel()

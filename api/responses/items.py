@@ -26,9 +26,9 @@ class GrowingText:
         self.logprobs: list[msgspec.Raw] = []  # log probabilities of the text's tokens, as JSON
         self._whole: str | None = None  # the complete text; None while it grows
         self._written = io.StringIO()  # the text while it grows
-        self._length = 0  # in characters
-        self._marks = array("Q")  # for each delta its end in the text
-        self._logprob_marks = array("Q")  # for each delta its end in `logprobs`
+        self._length = 0  # characters of the text so far
+        self._marks = array("Q")  # end of each delta in the text
+        self._logprob_marks = array("Q")  # end of each delta in `logprobs`
 
     def __len__(self) -> int:
         """Return the number of deltas."""

@@ -44,9 +44,9 @@ class ResponseRun:
         self.response = response
         self.generation = generation
         self.error: ApiError | None = None  # why the response failed, or why its turn was not saved
-        self.tokens = bytearray()  # of all outputs in the transcript, packed
+        self.tokens = bytearray()  # packed tokens of all outputs in the transcript
         self.shown = 0  # characters of the text of these outputs
-        self.taken_over = 0  # bytes of `tokens` that another engine has sent
+        self.taken_over = 0  # bytes of `tokens` that another engine has sent to the client
         self._server = server
         self._responses = responses
         self._owner = owner

@@ -82,7 +82,7 @@ async def start_response(
         response.base = turn.base
     if description["store"]:
         if resumption is not None:
-            responses.delete(owner, id)  # This engine may have begun it too, before another one continued it.
+            responses.delete(owner, id)  # This engine may have begun the response before another engine continued it.
         responses.put(owner, response)
     log = None if caller_records else structlog.get_logger().bind(id=request[REQUEST_ID])
     run = ResponseRun(server, responses, owner, response, generation, turn, log)
@@ -93,7 +93,7 @@ async def start_response(
 
 
 def begin_response(resumption: Resumption | None) -> tuple[str, int]:
-    """Return the id of a response and when it was created: those that its client knows. Raises ApiError 400."""
+    """Return a response's id and creation time: new ones, or those of the resumed stream. Raises ApiError 400."""
     if resumption is None:
         return f"resp_{uuid.uuid4().hex}", int(time.time())
     ids = resumption.begun.ids
@@ -103,7 +103,7 @@ def begin_response(resumption: Resumption | None) -> tuple[str, int]:
 
 
 async def read_chat(model: ServedModel, body: ResponseRequest, find: Find) -> ChatInput:
-    """Read the fields that decide the prompt. The messages are without the context that the response continues.
+    """Read the fields that decide the prompt. The messages do not include the context that the response continues.
 
     find: returns the stored item that a reference names. Raises ApiError: 400, 404.
     """
@@ -124,7 +124,7 @@ def instructions(body: ResponseRequest) -> Messages:
 
 
 def opening(body: ResponseRequest, base: Turn | None) -> Messages:
-    """Return the messages before a turn's input: its instructions in the first turn, which the conversation keeps."""
+    """Return the messages before a turn's input: the instructions, if the model has read nothing of the session yet."""
     return [] if is_fed(base) else instructions(body)
 
 

@@ -71,8 +71,9 @@ def chain(last: StoredResponse | None) -> list[StoredResponse]:
 class ResponseStore:
     """Stored responses by owner and id. Running responses are never dropped.
 
-    An ended response is dropped after the retention time. While there are too many responses, or too many bytes, the
-    owner with the most bytes loses its oldest response, one that is only remembered before one that is stored.
+    An ended response is dropped after the retention time, or earlier if a limit is exceeded: then the owner with the
+    most bytes loses its oldest response. If the limit is that of bytes, the owner first loses its lanes' remembered
+    responses (`remember`).
     """
 
     def __init__(self, retention: float, cap: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -130,17 +131,19 @@ class ResponseStore:
         self._drop()
 
     def remember(self, owner: bytes, lane: str, response: StoredResponse, drop: Callable[[], None]) -> None:
-        """Count a lane's last response, with those that it continues, until `forget`, although it may not be stored.
+        """Count the last response of a lane, and the responses that it continues, in `bytes` until `forget`.
 
-        lane: a name that no other lane has. drop: makes the lane call `forget`, because a limit is exceeded. It may
-        be called at once.
+        The response need not be stored.
+
+        lane: a unique name of the lane. drop: makes the lane call `forget`, because a limit is exceeded; may be called
+        at once.
         """
         self._remembered.put((owner, lane), (response, drop))
         self._hold(owner, response)
         self._drop()
 
     def forget(self, owner: bytes, lane: str) -> None:
-        """Count a lane's last response no longer, if it counts."""
+        """Stop counting a lane's last response, if `remember` counted it."""
         if (remembered := self._remembered.pop((owner, lane))) is not None:
             self._release(owner, remembered[0])
 
@@ -193,7 +196,7 @@ class ResponseStore:
                 self.delete(owner, next(iter(self._ended.of(owner))).id)
 
     def _hold(self, owner: bytes, response: StoredResponse | None) -> None:
-        """Add a reference to a response. The first reference counts the response's size, and refers to `previous`."""
+        """Add a reference to a response. The first one counts its size, and refers to its turns and to `previous`."""
         while response is not None:
             response.refcount += 1
             if response.refcount > 1:

@@ -19,7 +19,7 @@ from baton.api.sessions.log import Turn, TurnStatus
 VERSION = 1
 BIG = 1  # code of the msgpack extension for integers beyond 64 bits, written as decimal digits
 FRAME = struct.Struct("<III")
-Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]  # the next number, too, must fit into 64 bits
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]  # leaves room below 64 bits for later turns, which count on
 
 
 class DamagedLogError(Exception):

@@ -256,7 +256,7 @@ def broadcast(value: Any, size: int, name: str) -> list[Any]:
 
 
 def read_rids(body: GenerateRequest, size: int) -> list[str]:
-    """Return the request id of each prompt: the client's or a new id, with the prompt's index appended in a batch."""
+    """Return each prompt's request id: from the client's list, or one id, with the prompt's index in a batch."""
     if isinstance(body.rid, list):
         rids: list[str] = broadcast(body.rid, size, "rid")
         return rids

@@ -15,7 +15,7 @@ from baton.api.telemetry.histories import Histories, History
 VERSION = 2
 CAPACITY = 1 << 16  # maximum events that wait to be written
 CHUNK = 256  # maximum events encoded at once
-INTERVAL_S = 0.05  # between writes
+INTERVAL_S = 0.05  # seconds between two writes
 
 
 class TraceFile:

@@ -1,4 +1,4 @@
-"""reference.conv1d_prefill in Triton: a kernel with one program per chunk, then one that stores the segments' ends."""
+"""reference.conv1d_prefill in Triton: one kernel convolves chunks, then another stores each segment's last inputs."""
 
 import torch
 from torch import Tensor

@@ -5,7 +5,7 @@
 #include "drafts/feed.h"
 #include "runtime/cpu_graph/call.h"
 
-// Give the hidden state before each fed token to `before`, and store the tokens' own hidden states.
+// Write the hidden state before each fed token to `before`, and store the tokens' own hidden states.
 // hidden, before: [fed tokens, size]. states: [slots, size], the slots `stride` bytes apart. slots: [rows].
 // begins, offsets, rings, ring: see Feed, with hidden states as inputs.
 extern "C" void baton_exchange_hidden(const void *hidden, void *states, int64_t stride, const int64_t *slots,

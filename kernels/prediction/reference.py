@@ -11,8 +11,8 @@ def exchange_hidden(
 ) -> Tensor:
     """Return the hidden state before each token of decoding rows, like `hidden`, and store the tokens' own ones.
 
-    That of a row's last token is stored in `states`, those of its drafts in the ring. If a row feeds nothing, that of
-    its last accepted draft is moved from the ring to `states`.
+    The hidden state of a row's next token is stored in `states`, and those of its drafts in the ring. If a row feeds
+    nothing, the hidden state of its last accepted draft is copied from the ring to `states`.
 
     hidden: [fed tokens, size]. states: [slots, size], in the same dtype. slots: int64 [rows], all different.
     drafts, ring [rings, K, size]: of the rows, see Drafts; None: each row feeds one token.

@@ -1,6 +1,7 @@
 """The draws of reference.py in Triton, without sorting the vocabulary.
 
-The kernels, each of which splits a row's vocabulary over several programs unless it has one program per row:
+The kernels, in the order of their launches. Unless a kernel has one program per row, several programs split the row's
+vocabulary:
 1. _find_best: the greatest logit of each split.
 2. _weigh: the sum of each split's weights. If top_k or top_p cut the row, also the number of tokens in each of BINS
    bins, which are ranges of the distance from the greatest logit.
@@ -57,7 +58,7 @@ def _split_config(vocab: int, device: torch.device) -> KernelConfig:
 
 @cache
 def _weigh_config(split: int) -> KernelConfig:
-    """Return the configuration of weights with counts: each thread has 4 neighbouring logits of each part."""
+    """Return the configuration of _weigh with counts: each thread has 4 neighbouring logits of each part."""
     return KernelConfig({"SPLIT": split}, warps=max(1, split // 1024))
 
 
@@ -67,7 +68,7 @@ def _draw_config(vocab: int, device: torch.device) -> KernelConfig:
 
 
 def split_candidates() -> list[KernelConfig]:
-    """Return the configurations of the kernels with splits to choose from. SPLIT: tokens of one split."""
+    """Return the configurations to choose from for kernels that split the vocabulary. SPLIT: tokens of one split."""
     return [KernelConfig({"SPLIT": split}, warps=warps) for split in (1024, 2048, 4096, 8192) for warps in (4, 8)]
 
 
@@ -86,7 +87,8 @@ def draw_candidates() -> list[KernelConfig]:
 def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
     """Compute reference.sample. Logits may be strided in their first dimension.
 
-    A flag of `params` that is None is not read from the tensors; the kernels for all cases are launched instead.
+    A flag of `params` that is None is not computed from the tensors, because that would wait for the device. Instead,
+    the kernels for both of its values are launched.
 
     The exponential is exact to one unit in the last place, as torch's is, but not identical to torch's. So weights may
     have a relative difference of 2**-22, and a draw differs from the reference's if its uniform number is that close to
@@ -218,9 +220,9 @@ def _weigh_split(
     PARTS: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Store the sum of a split's weights of at least `least`, and its counts, unless counts_ptr is None.
+    """Store the sum of a split's weights that are at least `least`; if counts_ptr is given, also the split's counts.
 
-    PARTS: how many parts are read one after the other; 8 if there are counts.
+    PARTS: in how many parts the split is read, one after the other; 8 if there are counts.
     """
     sums = tl.zeros((SPLIT // PARTS,), tl.int64)
     first, second, third, fourth = sums, sums, sums, sums  # counts of 16 bins each
@@ -257,7 +259,10 @@ def _narrow(
     SPLITS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Write what `narrowed` returns for a row that top_k or top_p cut. Shapes: [rows, 2] and [rows, SPLITS]."""
+    """Write the result of `narrowed` for a row that top_k or top_p cut.
+
+    range_ptr: [rows, 2], gets the first and the last bin. ends_ptr: [rows, SPLITS], gets the ends.
+    """
     row = tl.program_id(0).to(tl.int64)
     temperature, top_p = tl.load(temperature_ptr + row), tl.load(top_p_ptr + row)
     limit = limit_of(tl.load(top_k_ptr + row), VOCAB)
@@ -290,10 +295,10 @@ def _list(
     LIST: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """List the ranks, in order of the ids, of the tokens in the bins in which the cut can be, if they are at most LIST.
+    """List the ranks of the tokens whose bins may contain the cut, in order of their ids, if they are at most LIST.
 
-    above_ptr gets the sum of each split's weights in the bins above, and the sum of those of them that min_p keeps. It
-    is not written if there are no bins above.
+    above_ptr gets two sums for each split: of its weights in the bins above, and of those among them that min_p keeps.
+    It is not written if there are no bins above.
     """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature, top_p = tl.load(temperature_ptr + row), tl.load(top_p_ptr + row)

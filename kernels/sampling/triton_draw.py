@@ -13,18 +13,10 @@ from baton.kernels.sampling.triton_cut import (
     weigh_from,
     weights_at,
 )
-from baton.kernels.sampling.triton_numbers import (
-    LOWEST,
-    NO_TOKEN,
-    ids_of,
-    is_finite,
-    least_weight,
-    logits_of,
-    uniform,
-)
+from baton.kernels.sampling.triton_numbers import LOWEST, NO_TOKEN, ids_of, is_finite, least_weight, logits_of, uniform
 
 PART = tl.constexpr(64)
-"""Listed tokens that are added to the sums of their splits at a time."""
+"""How many listed tokens are added to the sums of their splits at a time."""
 
 
 @jit
@@ -113,14 +105,18 @@ def draw(
                     token = _draw_from(
                         row_ptr, list_ptr, is_listed, stop, cut, least, number, greatest, temperature, CHUNK
                     )
-    # NO_TOKEN, if no weight exceeds the target: another kernel would read the embeddings at an index out of range.
+    # The token is NO_TOKEN if no running sum exceeds the target. Another kernel would use that as an index of
+    # embeddings.
     tl.store(tokens_ptr + row, tl.minimum(token, VOCAB - 1))
     tl.store(finite_ptr + row, is_finite(greatest))
 
 
 @jit
 def _listed_weights(listed_ptr, stop, starts, ends, cut, least, greatest, temperature):
-    """Return for each split the sum of the weights that its listed tokens keep. starts, ends: their places."""
+    """Return, for each split, the sum of the weights of its listed tokens, without those that the cut or min_p drops.
+
+    starts, ends: the range of each split's tokens in the list.
+    """
     sums = tl.zeros(starts.shape, tl.int64)
     for start in range(0, stop, PART):
         places = start + tl.arange(0, PART)
@@ -202,7 +198,7 @@ def _walk(
     """Return the first id, int64, at which the running sum of the weights exceeds the target.
 
     The weight of a token that a filter drops is 0. start, stop: range of the places to look at; a place is an id, or
-    an index into the list of ids.
+    an index into the list of ranks.
     """
     token = tl.full((), NO_TOKEN, tl.int32)
     while (token == NO_TOKEN) & (start < stop):

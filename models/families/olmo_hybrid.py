@@ -1,4 +1,4 @@
-"""OLMo Hybrid (transformers' OlmoHybridForCausalLM): gated delta nets, and attention whose norms follow its outputs."""
+"""OLMo Hybrid (transformers' OlmoHybridForCausalLM): gated delta nets, and attention blocks that norm their outputs."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ PROJECTED = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "g_proj": "z", "b_proj
 CONVOLVED = {"q_conv1d": "q", "k_conv1d": "k", "v_conv1d": "v"}
 DELTA = {"o_norm": "norm", "o_proj": "out_proj"}
 NORMS = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
-"""Names in files of the norms of a block with a delta net → names here."""
+"""The checkpoint's names of the norms of a block with a delta net → the names here."""
 
 
 class ReorderedBlock(nn.Module):
@@ -44,7 +44,7 @@ class ReorderedBlock(nn.Module):
         return residual, self.post_feedforward_layernorm(self.mlp(residual), None)[1]
 
     def _sum(self, residual: Tensor, x: Tensor | None) -> Tensor:
-        """Return residual + x. RMSNorm is what adds, and its norm is not used: attention and MLP have none before."""
+        """Return residual + x. RMSNorm adds them; its norm is not used, because this block does not norm its inputs."""
         total: Tensor = residual if x is None else self.post_attention_layernorm(residual, x)[0]
         return total
 
@@ -77,7 +77,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
 
 
 def read_layers(config: ModelConfig) -> list[str]:
-    """Return the kind of each layer. By default layers 3, 7, 11, … have attention, or the last one of up to three."""
+    """Return the kind of each layer. By default layers 3, 7, 11, … have attention; of up to three layers, the last."""
     kinds = config.strings("layer_types")
     if kinds is None:
         layers = config.integer("num_hidden_layers")
@@ -112,7 +112,7 @@ def read_attention(config: ModelConfig) -> AttentionSettings:
 
 
 def read_rotate(config: ModelConfig, head_dim: int) -> list[Callable[[Tensor], Rotation]]:
-    """Return the rotations of queries and keys: none if rope_theta is null, which leaves positions out.
+    """Return the rotations of queries and keys. If rope_theta is null there are none: positions are not encoded.
 
     Raises ModelError if the key is missing, because versions of transformers differ in what that means.
     """

@@ -18,7 +18,7 @@ from baton.models.gguf.blocks import BLOCKS
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-ALIGNMENT = 32  # of tensors, unless the metadata names another one
+ALIGNMENT = 32  # bytes to whose multiples tensors are aligned, unless the metadata names another number
 STRING, ARRAY = 8, 9
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """The struct format of each type of value."""
@@ -46,7 +46,7 @@ class GgufTensor:
     """A tensor as the header describes it. Its bytes are file[start:stop]."""
 
     name: str
-    shape: tuple[int, ...]  # as in torch, so the reverse of the file's order
+    shape: tuple[int, ...]  # in torch's order, the reverse of the file's
     dtype: str  # F32, F16, BF16, F64, or a block format; others have no bytes here
     start: int
     stop: int
@@ -108,7 +108,7 @@ class Cursor:
         return [read() for _ in range(count)]
 
     def _take(self, size: int) -> bytes:
-        """Return the next bytes. Raises ValueError if the file or a header ends before."""
+        """Return the next `size` bytes. Raises ValueError if the file, or the largest header, ends before."""
         start, self.at = self.at, self.at + size
         if self.at > min(len(self.data), MOST_HEADER_BYTES):
             raise ValueError(

@@ -66,7 +66,7 @@ class DeltaSettings:
         ]
 
     def ring_spec(self, dtype: torch.dtype) -> TensorSpec:
-        """Return what one layer keeps of a draft: q, k and v before the convolution, b and a."""
+        """Return what one layer's ring stores for each draft: q, k and v before the convolution, b and a."""
         return TensorSpec((self.channels + 2 * self.value_heads,), dtype)
 
 
@@ -103,5 +103,5 @@ class DeltaMixer(nn.Module):
         return output
 
     def replay(self, step: BatchPlan) -> None:
-        """Put accepted drafts into the states of decoding rows that feed nothing."""
+        """Advance the states of decoding rows that feed nothing: replay their accepted drafts."""
         step.mix(self.index, KERNELS, self.constants, self.in_proj.nothing())

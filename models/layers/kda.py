@@ -110,7 +110,7 @@ class KdaMixer(nn.Module):
         return output
 
     def replay(self, step: BatchPlan) -> None:
-        """Put accepted drafts into the states of decoding rows that feed nothing."""
+        """Advance the states of decoding rows that feed nothing: replay their accepted drafts."""
         s, nothing = self.settings, self.in_proj.nothing()
         projected, wide = nothing[:, : s.channels + s.heads], nothing[:, : s.inner]
         step.mix(self.index, KERNELS, self.constants, projected, wide, wide)

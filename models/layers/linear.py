@@ -50,7 +50,7 @@ class Linear(nn.Module):
     def pack(self, bits: int | None = None) -> None:
         """Replace the loaded weight by its packed form if that is faster, or quantize it to integers of `bits` bits.
 
-        The weights of the last `floats` outputs are packed as if nothing was quantized.
+        The weights of the last `floats` outputs are never quantized, only packed.
         """
         if bits is None or self.floats == self.outputs:
             self._set(pack(self.weight))
@@ -60,7 +60,7 @@ class Linear(nn.Module):
             self._split(self.outputs - self.floats, bits)
 
     def keep(self, parts: Sequence[QuantizedWeight | Tensor]) -> None:
-        """Set the weight from parts, of which some are integers in a file. The others are packed as by `pack`."""
+        """Set the weight from its parts. Some are a file's integers; the others are packed as by `pack`."""
         if len(parts) == 1 and isinstance(parts[0], QuantizedWeight):
             self._set(parts[0])
             return

@@ -151,5 +151,5 @@ class Mamba2Mixer(nn.Module):
         return output
 
     def replay(self, step: BatchPlan) -> None:
-        """Put accepted drafts into the states of decoding rows that feed nothing."""
+        """Advance the states of decoding rows that feed nothing: replay their accepted drafts."""
         step.mix(self.index, KERNELS, self.constants, self.in_proj.nothing())

@@ -33,14 +33,15 @@ class AttendingBlock(Protocol):
 
 
 class PredictionHead(nn.Module):
-    """Blocks that turn a token and the hidden state before it into the hidden state after it, an estimate.
+    """Blocks that estimate the hidden state after a token, from the token and the hidden state before it.
 
-    The blocks' input is the projection of both, normed. The model's own head turns the result into logits. For the
-    prediction after that, the result stands for the hidden state.
+    The blocks' input is the projection of both, normed. The model's own head turns the result into logits. In the
+    prediction of a further token, the result takes the place of the hidden state.
 
     Only the first block attends. Its keys and values at position p come from token p and the hidden state at p - 1, so
     they depend on no later token, and their pages are shared like those of other layers. Therefore the hidden state at
-    the last token belongs to the state: it is the last tensor of a slot. The last ring holds those of drafts.
+    the last token belongs to the state: it is the last tensor of a slot. The last ring holds the hidden states of
+    drafts.
 
     size: of the hidden states. norms: those of the embedding, of the hidden state, and of the result.
     """
@@ -85,7 +86,7 @@ class PredictionHead(nn.Module):
 
 
 def hidden_spec(size: int, dtype: torch.dtype) -> TensorSpec:
-    """Return what the head adds to a slot, and to the ring of a draft."""
+    """Return what the head adds to a slot, and to a ring for each draft."""
     return TensorSpec((size,), dtype)
 
 
@@ -105,7 +106,7 @@ def exchange(hidden: Tensor, step: BatchPlan) -> Tensor:
 
 
 def _exchange_prompts(hidden: Tensor, states: Tensor, prefill: PrefillPlan) -> Tensor:
-    """Do for segments of prompts what `exchange` does."""
+    """Do what `exchange` does, for the segments of prompts."""
     before, slots = torch.cat([hidden[:1], hidden[:-1]]), list(prefill.slots)
     before[prefill.offsets[:-1]] = states[slots]
     states[slots] = hidden[[end - 1 for end in prefill.offsets[1:]]]
@@ -115,7 +116,7 @@ def _exchange_prompts(hidden: Tensor, states: Tensor, prefill: PrefillPlan) -> T
 
 
 def replay(step: BatchPlan) -> None:
-    """Put the hidden states of accepted drafts into the states of decoding rows that feed nothing."""
+    """Store the hidden state of the last accepted draft in the states of decoding rows that feed nothing."""
     rows, states = step.decode, step.pools.state[-1]
     if rows is None or rows.drafts is None:
         raise ValueError("there are no accepted drafts")

@@ -6,12 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.short_conv import (
-    ShortConvConstants,
-    short_conv_decode,
-    short_conv_decode_drafts,
-    short_conv_prefill,
-)
+from baton.kernels.short_conv import ShortConvConstants, short_conv_decode, short_conv_decode_drafts, short_conv_prefill
 from baton.models.batch import TensorSpec
 from baton.models.layers.linear import Linear
 from baton.models.layers.mamba2 import Conv1d
@@ -63,5 +58,5 @@ class ShortConv(nn.Module):
         return output
 
     def replay(self, step: BatchPlan) -> None:
-        """Put accepted drafts into the states of decoding rows that feed nothing."""
+        """Advance the states of decoding rows that feed nothing: replay their accepted drafts."""
         step.mix(self.index, KERNELS, self.constants, self.in_proj.nothing())

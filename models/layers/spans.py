@@ -24,7 +24,7 @@ class Span:
 
     first: int  # their first token within the batch
     stop: int  # the token after their last one
-    pages: PagePlan  # theirs; offsets count from `first`. It has no places, because the latents are written before.
+    pages: PagePlan  # their part of the plan; offsets count from `first`. Without places: latents are written already.
 
 
 def divide(
@@ -52,7 +52,10 @@ def divide(
 
 
 def _span(bounds: Sequence[int], begin: int, end: int, prompts: int, pages: PagePlan) -> list[Span]:
-    """Return a span of the segments [begin, end), of which those below `prompts` are prompts; [] if there are none."""
+    """Return a list with the span of the segments [begin, end); [] if begin == end.
+
+    prompts: the number of the batch's prompt segments, which come before the others.
+    """
     if begin == end:
         return []
     first, count = bounds[begin], max(min(end, prompts) - begin, 0)

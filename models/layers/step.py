@@ -30,7 +30,7 @@ class Mixer(Protocol):
     """A recurrent layer."""
 
     def replay(self, step: "BatchPlan") -> None:
-        """Put accepted drafts into the states of decoding rows that feed nothing."""
+        """Advance the states of decoding rows that feed nothing: replay their accepted drafts."""
         ...
 
 
@@ -44,7 +44,7 @@ class BatchPlan:
     decode: Decode | None
     pages: PagePlan | None
     rotations: Sequence[Rotation] = ()  # layers may have different ones; empty: positions are not encoded
-    parts: Sequence[LongSegment | Span] = ()  # what latent attention computes apart; empty: everything together
+    parts: Sequence[LongSegment | Span] = ()  # the parts that latent attention computes separately; empty: one part
 
     @property
     def padding(self) -> Tensor | None:

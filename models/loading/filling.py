@@ -42,7 +42,7 @@ def fill(
     """Fill the model's empty parameters from the folder or GGUF file `path`.
 
     on_progress, bits: see load_model.
-    at_once: whether a weight is packed as soon as it is read. Only then, integers of the files can stay integers.
+    at_once: whether a weight is packed as soon as it is read. Only then can integers of the files stay integers.
     Raises ModelError for tensors that are missing, surplus, misshapen or not finite.
     """
     parameters = dict(model.named_parameters())
@@ -99,7 +99,7 @@ def parts_of(fillings: list[Filling]) -> dict[str, list[Part]]:
 
 
 def _read(reader: "Reader", sources: list[Sources], parallel: bool) -> Iterator["ReadParameter"]:
-    """Read the parameters in parallel, or one by one if they are packed at once: then only one is unpacked."""
+    """Read parameters in threads; if each is packed at once, one by one, so that only one is in memory unpacked."""
     return in_threads(reader.read, sources, THREADS) if parallel else map(reader.read, sources)
 
 
@@ -109,7 +109,7 @@ class Reader:
 
     shards: MappedShards
     device: torch.device
-    keeps: bool  # whether integers may stay integers
+    keeps: bool  # whether a quantized weight may keep the file's integers, instead of being dequantized
 
     def read(self, sources: Sources) -> ReadParameter:
         """Read a parameter from its sources. Raises ModelError if a value is not finite."""
@@ -123,7 +123,7 @@ class Reader:
         return ReadParameter(sources.name, parameter, size)
 
     def _kept(self, sources: Sources) -> Kept | None:
-        """Return the weight with its integers; None if the file has none, or none that can stay as they are."""
+        """Return the weight with the file's integers; None if the file has none, or none that can stay as they are."""
         try:
             return keep_weight(sources.owner, sources.name, sources.empty, sources.parts, self._groups, self._floats)
         except MixedGroups:
@@ -132,7 +132,7 @@ class Reader:
     def _groups(self, stored: StoredTensor, rows: slice) -> Groups:
         """Return the integers and scales of rows of a stored tensor. Raises ModelError if a scale is not finite.
 
-        rows: all rows of a tensor that is composed.
+        rows: which rows; all of them if the tensor is composed.
         """
         groups = stored.groups(self.shards.view) if isinstance(stored, Composed) else self.shards.groups(stored, rows)
         for scales in (groups.scales, groups.minima):
@@ -148,7 +148,7 @@ class Reader:
         return values
 
     def _copy(self, stored: StoredTensor, piece: Piece, to: Tensor) -> None:
-        """Copy what a piece takes of a stored tensor. Raises ModelError if a value is not finite."""
+        """Copy the part of a stored tensor that a piece takes. Raises ModelError if a value is not finite."""
         to.copy_(piece.take(self._values(stored, to.dtype)))
         self._release(stored)
         check_finite(stored.name, to)

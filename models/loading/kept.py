@@ -23,7 +23,7 @@ ReadGroups = Callable[[StoredTensor, slice], Groups]
 WHOLE = slice(None)
 ReadFloats = Callable[[Part, Tensor], Tensor]
 Kept = list[QuantizedWeight | Tensor] | PackedExperts
-"""A weight of which integers stay integers: the parts of a projection's, or that of experts."""
+"""A weight that keeps the file's integers: the parts of a projection's weight, or the stacked weights of experts."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ def form_of(stored: StoredTensor) -> Form | None:
 def keep_weight(
     owner: nn.Module, name: str, empty: Tensor, parts: Sequence[Part], read: ReadGroups, floats: ReadFloats
 ) -> Kept | None:
-    """Return the weight of a layer; None if no part is of integers, or if the layer's weights cannot be.
+    """Return the weight of a layer with the file's integers; None if no part is of integers, or the layer takes none.
 
     name, empty, parts: the parameter's name, shape and dtype, and what fills it.
-    read, floats: read a tensor's integers, or the values of a part, in the shape and dtype of an empty tensor.
-    Raises MixedGroups if integers cannot stay together.
+    read: reads rows of a tensor's integers. floats: reads a part's values in the shape and dtype of an empty tensor.
+    Raises MixedGroups if the integers cannot be kept.
     """
     leaf = name.rpartition(".")[2]
     if isinstance(owner, Experts):
@@ -94,7 +94,7 @@ def rows_kept(
 
 
 def rows_of(run: Run, read: ReadGroups) -> Iterator[Groups]:
-    """Yield the rows of a run, a few at a time where a file has them as they are. Raises MixedGroups."""
+    """Yield the rows of a run: a few at a time if no row has to be moved or composed. Raises MixedGroups."""
     sizes = [math.prod(stored.shape[:-1]) for stored, _ in run.parts]
     if any(is_moved(*part) for part in run.parts) or any(size % BLOCK for size in sizes[:-1]):
         yield join_rows([take_part(read(stored, WHOLE), stored.shape, piece) for stored, piece in run.parts])
@@ -222,7 +222,10 @@ def bytes_saved_by_keeping(model: nn.Module, parts_of: dict[str, list[Part]]) ->
 
 
 def sizes_kept(model: nn.Module, parts_of: dict[str, list[Part]]) -> Iterator[tuple[str, int]]:
-    """Yield (parameter, its bytes in memory) for each weight of which integers stay integers, unless groups mix."""
+    """Yield (parameter, its bytes in memory) for each weight that keeps the file's integers.
+
+    Some of these weights may be dequantized after all, because MixedGroups is only found when they are read.
+    """
     for path, owner in model.named_modules():
         for leaf, empty in owner.named_parameters(recurse=False):
             name = f"{path}.{leaf}"

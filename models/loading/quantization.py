@@ -35,11 +35,11 @@ Find = Callable[[StoredTensor, Pool], Composed | None]
 
 @dataclass(frozen=True)
 class Quantization:
-    """The way in which a checkpoint's weights are quantized. The names and dtypes of tensors say which ones are."""
+    """The method that a checkpoint's weights are quantized with. Tensors' names and dtypes show which weights are."""
 
     method: str  # the method's name in config.json
     finds: tuple[Find, ...]
-    may_keep: bool = False  # whether integers may have a form in memory; headers say which ones do
+    may_keep: bool = False  # whether weights may stay integers in memory; the headers decide which ones do
 
 
 def read_quantization(path: Path, config: ModelConfig) -> Quantization | None:

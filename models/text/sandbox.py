@@ -19,11 +19,11 @@ from jinja2.filters import make_attrgetter
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MOST_BASE, MOST_EXPONENT = 2**64, 64  # of a power
+MOST_BASE, MOST_EXPONENT = 2**64, 64  # largest operands of **
 MOST_ITEMS = 1 << 26
 """The most characters of a text, and items of a list, that one operation makes."""
-MOST_LINES = 1 << 20  # that a filter is taken to indent if it does not get them as text
-MOST_BITS = 1 << 16  # of a product of integers
+MOST_LINES = 1 << 20  # lines that `tojson` is assumed to indent: its value is not text. Also a factor for `round`
+MOST_BITS = 1 << 16  # maximum bits of a product of integers
 NUMBERS = (int, float)
 CONVERSION = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(\*|\d+)?(?:\.(\*|\d+))?[hlL]?(.)", re.DOTALL)
 """A conversion in a format of the operator %: its width, its precision and its type."""
@@ -170,7 +170,7 @@ def fields(text: str) -> Iterator[list[str]]:
 
 
 def check_size(size: int, most: int = MOST_ITEMS) -> None:
-    """Raise TemplateError if a value has more characters, items or bits than it may have."""
+    """Raise TemplateError if a size in characters, items or bits exceeds `most`."""
     if size > most:
         raise TemplateError(f"a value of more than {most} characters, items or bits is too large")
 

@@ -29,7 +29,7 @@ KEEPING = {
     "drop_thinking": False,
     "truncate_history_thinking": False,
 }
-THOUGHT, CALLED = "A thought.", "called_tool"  # of probe chats
+THOUGHT, CALLED = "A thought.", "called_tool"  # the reasoning and the tool's name in probe chats
 # Fields in which a message may have its reasoning, in order of precedence.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 

@@ -35,10 +35,10 @@ def _of_cased_words(digits: str, ending: str) -> str:
 class SplittingRule:
     """A rule by which text is split into words before it is encoded."""
 
-    pattern: str | None  # None: GPT-2's
-    whole_words: bool = False  # whether a word that is a token is not merged from its parts
-    adds_bos: bool = False  # unless the metadata says otherwise
-    nfc: bool = False  # whether text is normalized first
+    pattern: str | None  # regular expression of the words; None: GPT-2's
+    whole_words: bool = False  # whether a word that is a token is encoded as such, even if merges would not lead to it
+    adds_bos: bool = False  # whether BOS is added, unless the metadata says otherwise
+    nfc: bool = False  # whether text is first normalized to NFC
     single_digits: bool = False  # whether digits are split before GPT-2's pattern is used
 
 

@@ -47,7 +47,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place in a file that can get a fault, and the changes of text of which each makes a fault."""
+    """A place in a file that can get a fault, and changes of its text. Each change makes one fault."""
 
     file: Path
     function: str  # the outermost function around the place; empty outside of functions

@@ -40,7 +40,10 @@ class Past:
                 step.used = self.requests
 
     def _choose(self, node: Node[None], prompt: Tokens) -> None:
-        """Note a prompt's choices. Among states that were last passed by the same request, only the deepest counts."""
+        """Note a prompt's choices: for each earlier request, the deepest of the states that it was the last to pass.
+
+        The other ones save fewer tokens, and would occupy a slot for as long.
+        """
         known, limit = 0, count(prompt) - 1
         found: dict[int, int] = {}
         while known < limit and (child := node.children.get(cut(prompt, known, known + 1))):

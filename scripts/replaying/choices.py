@@ -17,7 +17,7 @@ from baton.api.routing.index import StateIndex
 from baton.api.routing.prompts import Chain, Chains
 from scripts.replaying.ring import Running, VirtualRing
 
-BYTES = 64  # of the text of a unit
+BYTES = 64  # bytes of a unit's text
 BEAT = 5  # looks until an engine reports its load though none of its states has changed
 
 

@@ -20,7 +20,7 @@ class VirtualFleet:
     def __init__(self, rings: Sequence[VirtualRing], clock: Clock, choice: Choice) -> None:
         self.clock = clock
         self.rings, self._choice = rings, choice
-        self.requests = [0] * len(rings)  # that each ring was sent
+        self.requests = [0] * len(rings)  # number of requests sent to each ring
         self._looks = False  # whether a look is scheduled
 
     @property

@@ -19,12 +19,12 @@ from baton.api.routing.prompts import Chain, Chains
 from scripts.replaying.clock import Clock
 
 REPORT_S = 0.5
-TOKEN_S, STEP_S, ANSWER_S = 1e-3, 0.02, 2.0  # of a prompt token, of a step, of an answer after its first token
+TOKEN_S, STEP_S, ANSWER_S = 1e-3, 0.02, 2.0  # time of a prompt token, of a step, of an answer after its first token
 PROMPTS = 200  # system prompts
 SYSTEM, QUESTION, ANSWER = 800, 100, 100  # tokens, at most or on average
-TURNS = 3.0  # of a session, on average
+TURNS = 3.0  # turns of a session, on average
 PAUSE_S = 30.0  # between two turns, on average
-BYTES = 4  # of a token
+BYTES = 4  # bytes of a token
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +51,8 @@ class Session:
     number: int
     system: int  # number of its system prompt
     left: int  # turns that are left
-    digests: list[int]  # of the beginnings of its prompt
-    ends: list[int]  # in tokens, of these beginnings
+    digests: list[int]  # digest of each beginning of its prompt
+    ends: list[int]  # length of each of these beginnings, in tokens
     places: list[Place] = field(default_factory=list)  # where its states may lie, in order
 
 

@@ -104,10 +104,12 @@ def recurrence(inputs: Inputs, packed: Packed) -> tuple[Tensor, Tensor]:
 def assert_is_the_recurrence(
     y: Tensor, pool: Tensor, inputs: Inputs, packed: Packed, chunk_size: int = 64, terms: int = 0
 ) -> None:
-    """Compare y and the pool with the recurrence. terms: of the computation of dt.
+    """Compare y and the pool with the recurrence, up to rounding.
 
     y is a sum over a segment's tokens and a row of the state. Within a chunk, a decay is the exponential of a
     difference of two sums, so its relative error is the sums' rounding error, which grows with their size.
+
+    terms: how many terms (tests/kernels/rounding.py) the computation of dt adds.
     """
     i, length = inputs, max(end - begin for begin, end in pairwise(packed.offsets))
     exponent = float((i.dt * i.A).abs().max()) * min(chunk_size, length)

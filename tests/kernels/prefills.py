@@ -45,7 +45,7 @@ def output_terms(net: HasPools, y: Tensor) -> int:
 
 
 def output_size(y: Tensor) -> Tensor:
-    """Return the size of the terms of a net's outputs: the inputs' (1), its row's root mean square, its own."""
+    """Return the size of the terms of each output: that of the inputs, 1; the root mean square of its row; its own."""
     y = y.double()
     return 1 + y.square().mean(-1, keepdim=True).sqrt() + y.abs()
 
@@ -63,11 +63,11 @@ def assert_same_to_rounding(
     """Check outputs and states up to rounding, and the convolution's pools bit by bit.
 
     Inputs have random signs, so results stand for the sums of their terms' magnitudes; `likely` says why.
-    lost: of `lost_exponent`. tokens, slots: those compared.
+    lost: the result of `lost_exponent`. tokens, slots: those that are compared.
     """
-    # `by` is the error of each of the two results, only one of which rounds operands. The other one's share is for
+    # `by` is the error of each of the two results, but only one of them rounds operands. The other one's share covers
     # delta nets: their rule passes errors on to later tokens, which OPERANDS does not count. With one key dimension,
-    # where all keys are alike, 1.1 times the first share was found.
+    # where all keys are alike, an error of 1.1 times the first share was found.
     operands = likely(OPERANDS, torch.bfloat16) if y.dtype == torch.bfloat16 and rounds_operands() else 0.0
 
     def by(terms: int, dtype: torch.dtype) -> float:

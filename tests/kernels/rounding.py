@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 FUNCTION = 4
-"""Terms that one exponential, logarithm, root or division counts for, whose error is at most two units in the last
-place; a function of several of them, as a sigmoid, counts for each."""
+"""Terms that one exponential, logarithm, root or division counts as: its error is at most two units in the last place.
+A function of several of them, such as a sigmoid, counts as the sum of their terms."""
 SIGMOID = 2 * FUNCTION + 1
 """Terms of 1 / (1 + e^-x), of silu(x) = x / (1 + e^-x), and of softplus(x) = log(1 + e^x)."""
 DEVIATIONS = 8.0  # λ of `likely`
@@ -45,16 +45,18 @@ def likely(terms: int, dtype: torch.dtype = torch.float32) -> float:
 
 
 def norm_terms(width: int) -> int:
-    """Return the terms of an RMS norm: half of its sum's, whose error a root halves, a root, a quotient, products."""
+    """Return the terms of an RMS norm: half of its sum's terms, as the root halves their error; a root, a quotient, and
+    three products.
+    """
     return width // 2 + 2 * FUNCTION + 3
 
 
 def lost_exponent(g: Tensor, chunk_size: int) -> float:
     """Return how many units of rounding the decays e^(γ_i − γ_j) lose, where γ is the running sum of g in a chunk.
 
-    A decay's relative error is that of γ. Each addition rounds γ by up to a unit of its magnitude, and these errors are
-    independent, so the root of the sum of their squares counts. Multiplied by the token's own decay e^g, because the
-    error of a decay that vanishes does not count. Adding 0 rounds nothing.
+    A decay's relative error is the error of γ. Each addition rounds γ by up to a unit of its magnitude. These errors
+    are independent, so the root of the sum of their squares counts. It is multiplied by the token's own decay e^g,
+    because the error of a decay that vanishes does not count. Adding 0 rounds nothing.
     g: log decays, at most 0, of tokens in the first dimension.
     """
     before = torch.cat([torch.zeros(chunk_size + 1, *g.shape[1:]), g[:-1]]).double()

@@ -60,7 +60,7 @@ class Definition:
     def hidden(self, tokens: list[int], hidden: Tensor) -> Tensor:
         """Return the head's hidden states, [n, size].
 
-        tokens: those after each of the hidden states [n, size], which belong to positions 0 to n - 1.
+        hidden: [n, size], the model's hidden states at positions 0 to n - 1. tokens: the token after each of them.
         """
         embedded = self.embeddings[tokens]
         return self._qwen(embedded, hidden) if "fc" in self.weights else self._nemotron(embedded, hidden)

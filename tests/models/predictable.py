@@ -1,7 +1,7 @@
 """A small Qwen3.5 whose head for multi-token prediction is mostly right.
 
-Its next token follows almost only from its last one, as the blocks add little to the embeddings. The head's blocks add
-nothing, so it predicts what follows from its token alone.
+The model's blocks add little to the embeddings, so its next token depends almost only on the last token. The head's
+blocks add nothing, so its prediction depends only on the token, and is the same in most cases.
 """
 
 import json

@@ -8,14 +8,7 @@ import torch
 
 from baton.models.batch import Batch, Decode, Model, Pools, Prefill, StateCheckpoint, allocate
 from baton.models.hash import HashModel
-from baton.models.hash_definition import (
-    MODULUS,
-    add_entry,
-    expected_output,
-    fold_entries,
-    next_state,
-    next_token,
-)
+from baton.models.hash_definition import MODULUS, add_entry, expected_output, fold_entries, next_state, next_token
 
 PAGE_SIZE = 8
 CONFIG = {"model_type": "hash", "vocab_size": 256, "chunk_size": 16, "max_position_embeddings": 4096}

@@ -127,7 +127,7 @@ def check_shares(state: SchedulerState, step: Step) -> None:
     assert may_be_timed or not is_passed, f"step {step.step} gives the first prompt no share"
     if waiting and not may_be_timed:
         check_other_flows(limits, together, step, left)
-    passed = [row.served for row in together if row.grant in resting and row.fits(1) and row.may_draw]
+    passed = [row.served for row in together if row.grant in resting and row.may_decode]
     latest = max((row.served for row in decodes), default=0)
     assert min(passed, default=latest) >= latest, f"step {step.step} passes over a row that waits longer"
 
@@ -141,7 +141,7 @@ def check_other_flows(limits: Limits, together: list[ScheduledRow], step: Step, 
     lengths = {chunk.grant: chunk.tokens for chunk in step.chunks}
     quarter = left // 4
     for row in sorted(list(firsts.values())[1:], key=lambda row: (row.record.order[0], row.length - row.position)):
-        due = min(row.feedable, quarter)
+        due = min(row.length - row.position, quarter)
         quarter -= due
         missing = chunk_length(limits, row, left) and due > lengths.get(row.grant, 0)
         assert not missing, f"step {step.step} gives grant {row.grant} less than {due} tokens"

@@ -311,7 +311,7 @@ class Simulation:
         self._send("device", "forward", report)
 
     def _check_send(self, message: Message) -> None:
-        """Check rules about single messages that no other check would notice at once."""
+        """Check a message alone, for faults that the other checks would notice later or never."""
         unit = self.unit
         unit.hint_checks.on_send(message)
         match message:
@@ -449,7 +449,7 @@ class Simulation:
         return ""
 
     def _refuse(self, sender: str, to: Address, message: Message) -> None:
-        """Before every n-th send with leases, try to send them with a dead lease: no lease may move."""
+        """Before each n-th message with leases, try to send its leases together with a dead one: none may move."""
         leases = list(leases_in(message))
         if not leases:
             return

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -9,7 +10,7 @@ from operator import mul
 from typing import Any
 
 from baton.actors.forward.contained import ContainedDevice
-from baton.actors.forward.device import Work, WorkDraft
+from baton.actors.forward.device import Work, WorkDraft, WorkMask
 from baton.actors.forward.launching import Pending
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request, RowLogprobs, RowPooled, TokenLogprob
@@ -95,7 +96,7 @@ class HashDevice:
         # The stream of the copies; None if copies are made on the stream of the steps.
         self.copies = CopyStream(copy_duration) if copy_duration is not None else None
         self.now = 0.0
-        self.due: float | None = None  # when the oldest call is done; None if there is none
+        self._due: float | None = None  # when the oldest call is done, if its masks have come; None if there is none
         self.runs = 0  # number of steps executed so far
         self.passed = 0  # number of the last executed step, as its Work names it
         self.failed_alone: set[str] = set()  # requests that failed in a step without other rows
@@ -212,8 +213,22 @@ class HashDevice:
 
     # Execution
 
+    @property
+    def due(self) -> float | None:
+        """When the oldest call is done; None if there is none, or if it is a step whose late masks have not come."""
+        return self._due if self._late is None or self._late.done() else None
+
+    @property
+    def _late(self) -> Future[list[WorkMask]] | None:
+        """The late masks that the oldest call waits for; None if it has none."""
+        kind, _, arguments = self.stream[0] if self.stream else (CALL, None, ())
+        return arguments[0].late if kind == STEP else None
+
     def drain(self) -> None:
+        """Execute all calls. As at the end of the device's thread, late masks that have not come never will."""
         while self.stream:
+            if self._late is not None and not self._late.done():
+                self._late.set_result([])
             self.execute()
         if self.copies is not None:
             self.copies.drain()
@@ -225,12 +240,12 @@ class HashDevice:
         while self.stream and self.stream[0][0] == SCRIBBLE:
             _, call, arguments = self.stream.popleft()
             call(*arguments)
-        self.due = self._after(self.due or 0.0) if self.stream else None
+        self._due = self._after(self._due or 0.0) if self.stream else None
 
     def _enqueue(self, call: Callable[..., None], *arguments: Any, kind: int = CALL) -> None:
         self.stream.append((kind, call, arguments))
-        if self.due is None:
-            self.due = self._after(self.now)
+        if self._due is None:
+            self._due = self._after(self.now)
 
     def _scribble(self, call: Callable[..., None], *arguments: Any) -> None:
         if self.stream:
@@ -356,7 +371,7 @@ class HashDevice:
                 pooled += _pooled(row, row.request.pooled, start, passed)
         if checkpoints:
             raise DeviceError(f"checkpoints of rows that are not in the step: {work}")
-        masks = {self.rows[mask.row].grant: list(map(unpack_mask, (mask.words, *mask.ahead))) for mask in work.masks}
+        masks = self._masks(work)
         tokens, logprobs = list[int](), list[RowLogprobs]()
         fed = {id(self.rows[draft.row]): draft for draft in work.drafts}
         for row, stop in _sampling(work, moved):
@@ -369,6 +384,17 @@ class HashDevice:
             raise DeviceError(f"masks of rows that draw nothing: {work}")
         predicted = self._predictions(work, {row.grant: stop for row, stop in _sampling(work, moved)})
         return Ran(work.step, pack(tokens), logprobs, prompt_logprobs, predicted=predicted, pooled=pooled)
+
+    def _masks(self, work: Work) -> dict[int, list[list[int]]]:
+        """Return the tokens that rows may draw, by grant. A row that has ended has no late mask, and may draw any."""
+        masks = {self.rows[mask.row].grant: list(map(unpack_mask, (mask.words, *mask.ahead))) for mask in work.masks}
+        if work.late is None:
+            return masks
+        rows = [row for row, _ in _sampling(work, self._moved(work)) if row.request.grammar and row.grant not in masks]
+        late = {self.rows[mask.row].grant: [unpack_mask(mask.words)] for mask in work.late.result(timeout=0)}
+        if not late.keys() <= {row.grant for row in rows}:
+            raise DeviceError(f"late masks of rows that need none: {work}")
+        return masks | {row.grant: [ANY] for row in rows} | late
 
     def _predictions(self, work: Work, sampling: dict[int, int]) -> dict[int, list[int]]:
         """Predict tokens for rows that have just drawn. sampling: each row's first draw, by grant.
@@ -403,9 +429,10 @@ class HashDevice:
     def _draws(
         self, row: Row, length: int, draft: WorkDraft | None, masks: dict[int, list[list[int]]]
     ) -> list[tuple[int, int]]:
-        """Draw a row's next token, and one after each draft, whose states are not stored. Return them with the states.
+        """Draw a row's next token, and a token after each of its drafts. Return each with the state that it follows.
 
-        In its next step the row feeds its last valid draw; Work says which draws are valid.
+        The states after drafts are not stored. In its next step the row feeds its last valid draw; Work says which
+        draws are valid.
         """
         if len(row.tokens) != length:
             raise DeviceError(f"{row.request.id} has {len(row.tokens)} tokens and samples after {length}")
@@ -496,14 +523,15 @@ def _prompt_logprobs(row: Row, begin: int, start: int, passed: list[int]) -> Ite
 
 
 def admitted_with_output(request: Request) -> bool:
-    """Return whether what is reported of the prompt has been reported."""
+    """Return whether the request had output when it was admitted: then its prompt has already been reported."""
     return len(unpack(request.tokens)) > request.prompt_len
 
 
 def _pooled(row: Row, span: tuple[int, int], start: int, passed: list[int]) -> Iterator[RowPooled]:
-    """Add the states that the request pools, of those after the tokens fed from `start` on; yield a complete sum.
+    """Add those states that the request pools to the row's sum; yield the sum when it is complete.
 
-    The mean of hidden states is represented by the sum of the hash model's states.
+    span: the positions that the request pools. passed: the states after the tokens fed from `start` on.
+    The sum of the hash model's states stands for the mean of hidden states.
     """
     begin, end = span
     first, stop = max(begin, start), min(end, start + len(passed))

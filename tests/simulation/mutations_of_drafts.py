@@ -24,7 +24,8 @@ def ring_read_after_a_rejection(patch: Patch) -> None:
 
     def advance(self: Forward, row: RunningRow, drafts: list[int]) -> WorkDraft:
         feed = original(self, row, drafts)
-        numbers: dict[int, int] = self.__dict__.setdefault("numbers", {})  # of drafts in each row's last step, by grant
+        # The number of drafts in each row's last step, by grant.
+        numbers: dict[int, int] = self.__dict__.setdefault("numbers", {})
         fed, numbers[row.grant] = numbers.get(row.grant, 0), len(drafts)
         return replaced(feed, replays=fed)
 
@@ -48,12 +49,13 @@ def one_draft_too_many_accepted(patch: Patch) -> None:
 
 
 def accepted_drafts_replayed_again(patch: Patch) -> None:
-    """Planted bug: drafts that the state has consumed are put into it again in the next step."""
+    """Planted bug: drafts that the state has consumed are replayed again in the next step."""
     original = Forward._advance
 
     def advance(self: Forward, row: RunningRow, drafts: list[int]) -> WorkDraft:
         feed = original(self, row, drafts)
-        consumed: dict[int, int] = self.__dict__.setdefault("consumed", {})  # in each row's last step, by grant
+        # The number of drafts that each row replayed in its last step, by grant.
+        consumed: dict[int, int] = self.__dict__.setdefault("consumed", {})
         again, consumed[row.grant] = consumed.get(row.grant, 0), 0 if drafts else feed.replays
         return replaced(feed, replays=feed.replays or again)
 
@@ -190,7 +192,7 @@ def accepted_count_ignored(patch: Patch) -> None:
 
 
 def step_before_drafts_are_settled(patch: Patch) -> None:
-    """Planted bug: a row may be in a step while another one with drafts of it is in flight."""
+    """Planted bug: a row may be in a step while another step, in which it feeds drafts, is in flight."""
     patch(SchedulerState, "drafting", property(lambda self: False, lambda self, value: None))
 
 

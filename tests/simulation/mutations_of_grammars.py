@@ -4,14 +4,18 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace as replaced
 
+from baton.actors.forward.actor import Forward
 from baton.actors.forward.device import Work, WorkMask
+from baton.actors.grants import RowMask
 from baton.actors.messages import Admitted, Masked, Message
-from baton.actors.requests import Stops
+from baton.actors.requests import RetireReason, Stops
 from baton.actors.results import constraint
 from baton.actors.results.actor import ResultProcessor
 from baton.actors.results.constraint import Constraint
+from baton.actors.scheduler import actor as scheduler
 from baton.actors.scheduler.actor import Scheduler
-from baton.actors.scheduler.plan import ScheduledRow
+from baton.actors.scheduler.plan import Plan, ScheduledRow, SchedulerState, plan
+from baton.actors.scheduler.rows import RunningRows
 from baton.models.text.grammars.matcher import GrammarMatcher
 from tests.simulation.hash_device import HashDevice
 from tests.simulation.planting import Patch
@@ -19,7 +23,7 @@ from tests.simulation.planting import Patch
 
 def stale_mask_used(patch: Patch) -> None:
     """Planted bug: a row draws by its newest mask even if that mask is for an earlier position."""
-    patch(ScheduledRow, "may_draw", property(lambda self: not self.constrained or self.mask is not None))
+    patch(ScheduledRow, "unmasked", property(lambda self: self.constrained and self.mask is None))
 
 
 def mask_of_another_row(patch: Patch) -> None:
@@ -70,11 +74,6 @@ def no_mask_for_the_next_grant(patch: Patch) -> None:
     patch(ResultProcessor, "_admitted", admitted)
 
 
-def prompt_end_fed_without_a_mask(patch: Patch) -> None:
-    """Planted bug: the last prompt token is fed without waiting for the mask of the first output token."""
-    patch(ScheduledRow, "feedable", property(lambda self: self.length - self.position))
-
-
 def matcher_not_advanced(patch: Patch) -> None:
     """Planted bug: the matcher does not consume the tokens that are drawn."""
     patch(Constraint, "consume", lambda self, token: False)
@@ -99,3 +98,60 @@ def complete_row_keeps_running(patch: Patch) -> None:
         original(self, Masked(message.masks, []) if isinstance(message, Masked) else message)
 
     patch(Scheduler, "receive", receive)
+
+
+def late_masks_sent_when_the_first_has_come(patch: Patch) -> None:
+    """Planted bug: a step gets its late masks when one row's has come, and the other rows draw without."""
+    original = RunningRows._need_no_masks
+
+    def need_no_masks(self: RunningRows, grants: Iterable[int]) -> None:
+        grants = set(grants)
+        original(self, self.state.unmasked if grants & self.state.unmasked else ())
+
+    patch(RunningRows, "_need_no_masks", need_no_masks)
+
+
+def late_mask_of_an_ended_row_awaited(patch: Patch) -> None:
+    """Planted bug: a step waits for the late mask of a row that ended in the step before."""
+
+    def end(self: RunningRows, grants: list[int], reason: RetireReason) -> None:
+        for grant in grants:
+            self.retire(grant, reason)
+
+    patch(RunningRows, "end", end)
+
+
+def late_mask_of_a_retired_row_lost(patch: Patch) -> None:
+    """Planted bug: a row that retires after its step was sent gets no late mask, though its token counts."""
+    original = RunningRows.mask
+
+    def mask(self: RunningRows, masks: list[RowMask]) -> None:
+        original(self, [each for each in masks if each.grant in self.state.rows])
+        self._need_no_masks(each.grant for each in masks)
+
+    patch(RunningRows, "mask", mask)
+
+
+def next_step_does_not_wait_for_late_masks(patch: Patch) -> None:
+    """Planted bug: the next step is planned before the late masks of the newest one have come."""
+    original = plan
+
+    def planned(state: SchedulerState) -> Plan:
+        unmasked, state.unmasked = state.unmasked, set()
+        try:
+            return original(state)
+        finally:
+            state.unmasked = unmasked
+
+    patch(scheduler, "plan", planned)
+
+
+def late_mask_applied_to_the_next_row(patch: Patch) -> None:
+    """Planted bug: late masks are assigned to rows in reverse order, instead of to the rows that they name."""
+    original = Forward._mask
+
+    def mask(self: Forward, masks: list[RowMask]) -> None:
+        words = [each.words for each in reversed(masks)]
+        original(self, [replaced(each, words=word) for each, word in zip(masks, words, strict=True)])
+
+    patch(Forward, "_mask", mask)

@@ -14,15 +14,7 @@ from baton.actors.forward.actor import Forward, LaunchedStep
 from baton.actors.forward.contained import ContainedDevice
 from baton.actors.forward.device import Work, WorkCheckpoint
 from baton.actors.lease import Lease, Ledger, Place
-from baton.actors.messages import (
-    Admit,
-    Copied,
-    Donate,
-    Free,
-    Granted,
-    Retire,
-    Retired,
-)
+from baton.actors.messages import Admit, Copied, Donate, Free, Granted, Retire, Retired
 from baton.actors.results.actor import RequestHistory, ResultProcessor
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.scheduler.rows import RunningRows

@@ -1,7 +1,7 @@
-"""The simulated network between engines: frames that arrive late, cuts that each end notices at another time, pulls.
+"""The simulated network between engines: late frames, pulls, and cuts that the two ends notice at different times.
 
-A pull reads the source's copy entry by entry, and writes to a landing buffer of the sink. An abandoned pull goes on
-writing until the mover is fenced, as one-sided transfers do. A freed landing buffer is used again at once.
+A pull reads the source's copy entry by entry, and writes to a landing buffer of the sink. As in one-sided transfers, an
+abandoned pull continues to write until the mover is fenced. A freed landing buffer is used again at once.
 """
 
 import random
@@ -49,7 +49,7 @@ class LandingMemory:
 
 @dataclass(frozen=True)
 class Landed:
-    """A copy that a pull has read: what a mover hands to its link."""
+    """A copy that a pull has read, as a mover passes it to its link."""
 
     position: int
     first: int  # position of the first entry
@@ -67,7 +67,7 @@ class Pull:
     ticket: int
     key: int  # the copy's key at the source
     landed: Landed
-    at: int  # the next position whose entry is read; one before the first: the state is read
+    at: int  # position of the entry that is read next; one before the first entry: the state is read next
     loses: bool  # whether it fails in the middle
     began: float  # on the link's clock
 
@@ -80,7 +80,7 @@ class PretendedMover:
         self.fencing: Action | None = None  # what to call when the fence has taken effect
         self.link: Link | None = None  # the link of the sink
         self._sink, self._source, self._rng, self._counters = sink, source, rng, counters
-        self._pace = rng.choice([1.0, 0.3, 0.05])  # how often it may do something
+        self._pace = rng.choice([1.0, 0.3, 0.05])  # the probability that `actions` offers its reads, or the fence
 
     def lend(self, ticket: int, key: int, first_page: int) -> bytes:
         return key.to_bytes(8, "big")
@@ -108,7 +108,7 @@ class PretendedMover:
             yield self._fence
 
     def _read(self, pull: Pull) -> None:
-        """Read the state or the next entry. Where the copy is gone by now, its memory holds something else."""
+        """Read the state or the next entry. If the copy is gone by now, its memory holds garbage."""
         device, landed = self._source.device, pull.landed
         if self.fencing is not None:  # The link has ended, so the source may use the memory for something else.
             landed.buffer.state = GARBAGE

@@ -95,7 +95,7 @@ def test_a_kill_during_writes_costs_only_time() -> None:
         {"crash cache": 11, "calls lost in a restart": 6, "suspended to disk": 51, "goes on from disk": 1}
     )
     reached: Counter[str] = Counter()
-    for seed in (seed for seed in range(250) if draw(seed).talks):
+    for seed in (seed for seed in range(500) if draw(seed).talks):
         scenario = draw(seed).with_faults(Crash("cache", 120, "send"))
         roomy = replace(scenario.tiers, host_bytes=1 << 20, disk_bytes=1 << 20, session_slots=0)
         simulation = Simulation(replace(scenario, tiers=roomy, disk_time=60.0, hand_over=True))

@@ -1,10 +1,10 @@
-"""Estimates of two times: to compute tokens, and to restore the state at their end from a copy instead."""
+"""Estimates of the time to compute tokens, and of the time to restore the state at their end from a copy."""
 
 from baton.actors.cache.below.limits import TierLimits
 from baton.actors.cache.worth.order import Costs
 from baton.actors.control import Speeds
 
-# Assumed seconds per byte for reading a file, until the first file was read.
+# Seconds to read one byte of a file, assumed until the first file has been read.
 DISK_AT_FIRST = 1 / 500e6
 # Weight of the newest measurement in the moving average of the disk's speed.
 NEWEST = 0.2

@@ -1,4 +1,4 @@
-"""The decisions which copies pay, and the orders in which states leave the pool and copies leave their tiers."""
+"""Estimates of which copies are worth making, and the orders in which states and copies are evicted from each tier."""
 
 from typing import Any, TypeVar
 
@@ -42,11 +42,11 @@ class Ranking:
         return bool(node.sessions) or self._pays(node, in_host=False)
 
     def is_to_bring(self, node: Node[Any], start: int, in_host: bool) -> bool:
-        """Return whether a copy is restored for a request that could instead compute its tokens from `start`."""
+        """Return whether restoring a copy is faster than computing its tokens from `start`, or speeds are unknown."""
         return self.prices.is_quicker(node.end, start, in_host)
 
     def seconds_to_compute(self, start: int, end: int) -> float:
-        """Return how long computing the tokens [start, end) takes; 0 if the device's speed is unknown."""
+        """Return how many seconds computing the tokens [start, end) takes; 0 if the device's speed is unknown."""
         return self.prices.computing(start, end)
 
     def age(self, node: Node[Any]) -> int:

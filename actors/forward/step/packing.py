@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.actors.forward.streams import Stream
 
-ALIGNMENT = 16  # of each array, in bytes; Triton's kernels expect it
+ALIGNMENT = 16  # each array takes a multiple of this many bytes, so that all are aligned for Triton's kernels
 DTYPES = {torch.int64: np.int64, torch.int32: np.int32, torch.float32: np.float32}
 
 

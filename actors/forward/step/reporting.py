@@ -152,6 +152,6 @@ def to_host(tensor: Tensor, stream: Stream) -> Tensor:
 def _item(
     token: int, chosen: float, values: list[float], ids: list[int], others: list[float], request: Request
 ) -> TokenLogprob:
-    """Return one token's report, with as many of the copied values as its request wants."""
+    """Return one token's report. Copied rows are as long as the step's longest: keep what this request asks for."""
     top = list(zip(ids, values, strict=True))[: request.logprobs or 0]
     return TokenLogprob(token, chosen, top, others[: len(request.logprob_ids)])

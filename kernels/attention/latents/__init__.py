@@ -1,4 +1,4 @@
-"""Attention of one prompt over latents, with keys and values by head: for long prompts on a GPU."""
+"""Causal attention of one segment over latents (MLA), expanded to keys and values: for long segments on a GPU."""
 
 from baton.kernels.attention.latents import reference
 from baton.kernels.runtime.dispatch import dispatch

@@ -118,11 +118,11 @@ def _attend(
 ):
     """Attend to the positions [first, stop) of a block, BLOCK_N at a time; return the updated best, total and sums.
 
-    This is the online softmax of kernels/attention/paged/triton.py, for keys of two parts in contiguous memory.
+    This is the online softmax of kernels/attention/paged/triton.py, for keys of two parts in contiguous memory. The
+    arguments that are not described here are the same as there.
 
     query: [M, BLOCK_OWN]. query_shared: [M, BLOCK_SHARED], for the part of the keys that all heads share.
     shared_ptr: the latents, whose columns from RANK on are the shared part of the keys.
-    Other arguments: as there.
     """
     dims, shared_dims = tl.arange(0, BLOCK_OWN), tl.arange(0, BLOCK_SHARED)
     for begin in range(first, stop, BLOCK_N):
@@ -198,7 +198,8 @@ def _attend_block(
     query = tl.load(query_ptrs + dims[None, :], is_row[:, None] & (dims < OWN)[None, :], other=0.0)
     is_shared = is_row[:, None] & (shared_dims < SHARED)[None, :]
     query_shared = tl.load(query_ptrs + OWN + shared_dims[None, :], is_shared, other=0.0)
-    # Positions relative to the block: where it ends, where the tokens' sight ends, and where a mask becomes necessary.
+    # Positions relative to the block: the end of what the tokens see, its part within the block, the end for each
+    # token, and the first position that needs a mask.
     sight = start + tl.minimum(first + BLOCK_M, length) - base
     end = tl.minimum(sight, SIZE)
     limits = tl.minimum(start + rows + 1 - base, end)

@@ -44,7 +44,8 @@ int64_t *cut(int64_t segments, int64_t tokens, const int64_t *offsets) {
     return blocks;
 }
 
-constexpr int64_t COLUMNS = std::max<int64_t>(LANES, WHOLE_INPUTS);  // Queries and keys are padded to a multiple.
+// The columns of queries and keys are padded to a multiple of COLUMNS.
+constexpr int64_t COLUMNS = std::max<int64_t>(LANES, WHOLE_INPUTS);
 
 struct Heads {
     int64_t heads, kv_heads, width, value_width;
@@ -158,12 +159,14 @@ private:
         });
     }
 
-    // Return the index in query and output, as [T · heads] rows, of a row of the block that begins at token `first`.
+    // Return where a row's vector is in query and output, as an index of [T · heads, width]. `row` counts from the
+    // first row of token `first`, with which the block begins.
     int64_t place(int64_t first, int64_t kv_head, int64_t row) const {
         return (first + row / h.repeats()) * h.heads + kv_head * h.repeats() + row % h.repeats();
     }
 
-    // Add a block, whose first position is `begin`, to the rows' sums, maxima and totals. Prefetch the next block.
+    // Add a block of keys and values, whose first position is `begin`, to the rows' sums, maxima and totals. Prefetch
+    // the next block.
     // position: the position of the rows' first token.
     void add(const Block<Stored> &block, const Block<Stored> &next, int64_t begin, int64_t position, int64_t rows,
              const Number *queries, float *sums, float *highest, float *totals) const {
@@ -227,7 +230,7 @@ private:
         return reinterpret_cast<Number *>(scratch(buffer, (count + PAIRED<Number> - 1) / PAIRED<Number>));
     }
 
-    // Return the rows that memory of products' left sides is for.
+    // Return how many rows to allocate for the left side of a product: whole tiles.
     static int64_t padded_rows(int64_t rows) { return (rows + TILE_HEIGHT - 1) / TILE_HEIGHT * TILE_HEIGHT; }
 
     static int64_t whole(int64_t count) { return (count + PAIRED<Number> - 1) / PAIRED<Number> * PAIRED<Number>; }
@@ -241,8 +244,8 @@ private:
         multiply<T, Number>(rows, columns, count, {weights, KEYS}, {from, stride}, {&one, 0}, {sums, columns});
     }
 
-    // Return the values as [count / 2, columns, 2], interleaved for pairs of keys, and padded with zeros to WHOLE_INPUTS
-    // keys. Prefetch those of the next block.
+    // Return the values as [count / 2, columns, 2], interleaved for pairs of keys. Keys are padded with zeros to a
+    // multiple of WHOLE_INPUTS. Prefetch the values of the next block.
     const bfloat16 *pair_values(const Block<Stored> &block, const Block<Stored> &next) const {
         const int64_t summed = h.value_columns();
         bfloat16 *const pairs = reinterpret_cast<bfloat16 *>(scratch(VALUES, KEYS * summed / 2));
@@ -279,8 +282,9 @@ private:
 
     // Transpose a block's keys to [width, KEYS], or in pairs to [columns / 2, KEYS, 2], where columns is the width padded
     // with zeros. Columns of keys from the block's count on are undefined.
-    // The next block is prefetched line by line meanwhile, its values in pair_values: pages are scattered in memory, so
-    // the hardware does not prefetch them, and with many lines at once the CPU would wait.
+    // Prefetch the next block's keys, a line for each line that is read. pair_values and add_floats do the same for its
+    // values. Pages are scattered in memory, so the hardware does not prefetch them, and if many lines were prefetched
+    // at once, the CPU would wait.
     void turn_keys(const Block<Stored> &block, const Block<Stored> &next, Number *to) const {
         for (int64_t i = 0; i < block.count; i += LANES)
             turn_rows(block.keys + i, (i < next.count ? next : block).keys + i, to + i * PAIRED<Number>);
@@ -319,7 +323,7 @@ private:
         }
     }
 
-    // Compute a row's softmax weights from its scores, of which it may see [unseen, seen); the other weights are 0.
+    // Compute a row's softmax weights from its scores. The row sees the keys [unseen, seen); others have the weight 0.
     // Update the row's maximum and total, and return the factor that rescales the row's previous sums to the new
     // maximum.
     float weigh(int64_t unseen, int64_t seen, float *scores, Number *weights, float &highest, float &total) const {
@@ -337,6 +341,7 @@ private:
         }
         highest = baton::highest(top);
         for (int64_t i = 0; i < seen; i += LANES) put(weights + i, exp(load(scores + i) * scale - highest));
+        std::fill(weights, weights + unseen, Number{});
         std::fill(weights + seen, weights + KEYS, Number{});
         floats sums{};
         for (int64_t i = 0; i < KEYS; i += LANES) sums += load(weights + i);

@@ -184,7 +184,7 @@ def _attend(
             scores = tl.where(is_seen, scores, float("-inf"))
         larger = tl.maximum(best, tl.max(scores, 1))
         anchor = larger
-        if WINDOW:  # A row may see no position of a block before its window; its sums stay 0.
+        if WINDOW:  # Before a row's window, `larger` is -inf. With the anchor 0, weights and sums are 0 instead of NaN.
             anchor = tl.where(larger == float("-inf"), 0.0, larger)
         weights = tl.exp2(scores - anchor[:, None])
         shrink = tl.exp2(best - anchor)  # rescales the previous sums to the new largest score

@@ -11,14 +11,14 @@
 namespace baton {
 namespace {
 
-constexpr int64_t AHEAD = 6144;  // Prefetch this many bytes after what is in use.
-constexpr int64_t PAGE_UNITS = 16;  // Every 16th unit has a line that is prefetched into the first cache: see PAGE.
+constexpr int64_t AHEAD = 6144;  // Weights are prefetched this many bytes ahead of those in use.
+constexpr int64_t PAGE_UNITS = 16;  // One line of every 16th unit is prefetched into the first cache: see PAGE.
 static_assert(PAGE_UNITS * UNIT_BYTES <= PAGE);
 constexpr int WEIGHTS = 0;  // Number of the scratch buffer.
 
 using Input = Number<bfloat16>;  // The type in which inputs are multiplied.
 
-// Return the bytes before a block.
+// Return the offset of a block in the data, in bytes.
 inline int64_t offset_of(const uint8_t *data, int64_t block) {
     int64_t offset;
     std::memcpy(&offset, data + block * 8, sizeof offset);
@@ -27,7 +27,7 @@ inline int64_t offset_of(const uint8_t *data, int64_t block) {
 
 // A compressed matrix together with the rows that it is multiplied with.
 struct CompressedMatrix {
-    const uint8_t *data;  // The bytes before each block, int64 [blocks + 1], then the blocks.
+    const uint8_t *data;  // The offset of each block in bytes, int64 [blocks + 1], then the blocks.
     const Input *x;
     const bfloat16 *bias;  // [outputs] or null.
     int64_t x_stride, rows, inputs, outputs;
@@ -40,7 +40,7 @@ struct CompressedMatrix {
     CompressedBlock block(int64_t index) const { return CompressedBlock(data + offset_of(data, index)); }
 };
 
-// The units of a block, in order.
+// An iterator over the units of a block.
 struct UnitIterator {
     const CompressedBlock block;
     const bytes table;
@@ -54,7 +54,8 @@ struct UnitIterator {
         for (const uint8_t *line = block.table; line < at; line += LINE) prefetch(line);
     }
 
-    // Call compressed(unit, its bytes) or whole(unit, its weights) for each unit from the last one on until `end`.
+    // Call compressed(unit, its bytes) or whole(unit, its weights) for each unit from the current one up to `end`,
+    // exclusive. FETCH: whether to prefetch the weights AHEAD of each unit.
     template <bool FETCH, class F, class G>
     __attribute__((always_inline)) void run(int64_t end, F compressed, G whole) {
         const uint8_t *now = at;
@@ -82,7 +83,7 @@ struct UnitIterator {
         __builtin_prefetch(line + AHEAD, 0, SECOND_CACHE);
     }
 
-    // Convert the next units until `end` to bfloat16 [steps, OUT, 2].
+    // Convert the next units, up to `end`, exclusive, to bfloat16 [steps, OUT, 2].
     void convert(int64_t end, bfloat16 *to) {
         const bytes codes = table;
         run<false>(
@@ -92,8 +93,8 @@ struct UnitIterator {
 };
 
 #if defined(__AMX_BF16__)
-// Compute the sums [rows, OUT] of one block for at most ROWS_AT_ONCE rows, from all its weights, converted:
-// dense/tiles.h has its own order of sums.
+// Compute the sums [rows, OUT] of one block for at most ROWS_AT_ONCE rows. All its weights are converted first, because
+// dense/tiles.h, which multiplies them, adds in an order of its own.
 void block_sums(const CompressedMatrix &m, int64_t block, float *sums, TileRegisters &registers) {
     auto *const weights = reinterpret_cast<bfloat16 *>(scratch(WEIGHTS, m.units() * UNIT_INPUTS * OUT / 2));
     UnitIterator units(m, block);
@@ -101,9 +102,9 @@ void block_sums(const CompressedMatrix &m, int64_t block, float *sums, TileRegis
     block_sums(PackedMatrix<bfloat16>{m.x, weights, nullptr, m.x_stride, m.rows, m.inputs, OUT}, 0, sums, registers);
 }
 #else
-// Add x · weights to the sums of a tile, for the next units until `end`: weights are converted in registers.
-// FETCH: as for UnitIterator::run. kept: the weights are also written here, in the type that they are multiplied in;
-// null: they are not.
+// Add x · weights to the sums of a tile for the next units, up to `end`, exclusive. Weights are converted in registers.
+// FETCH: see UnitIterator::run. kept: memory to which the weights are also written, in the type that they are
+// multiplied in; null: they are not written.
 template <bool FETCH, int ROWS, class P = NoPrefetch, class K = std::nullptr_t>
 __attribute__((always_inline)) inline void add_units(RowSums<ROWS> &tile, const CompressedMatrix &m, int64_t row,
                                                      UnitIterator &units, int64_t end, P prefetch = P(),
@@ -187,7 +188,7 @@ void linear(const CompressedMatrix &m, bfloat16 *y, int64_t y_stride) {
     });
 }
 
-// Copy rows `tokens` of a matrix to y [rows, inputs].
+// Decompress rows `tokens` of a matrix into y [rows, inputs].
 void look_up(const CompressedMatrix &m, const int64_t *tokens, bfloat16 *y) {
     parallel_for(m.rows, 16, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++) {
@@ -213,7 +214,7 @@ void look_up(const CompressedMatrix &m, const int64_t *tokens, bfloat16 *y) {
     });
 }
 
-// A plain matrix [outputs, inputs] that is compressed, block by block.
+// A plain matrix [outputs, inputs] that is to be compressed, block by block.
 struct PlainMatrix {
     const bfloat16 *weights;
     int64_t stride, inputs, outputs;  // stride: from a row to the next, in numbers
@@ -265,7 +266,7 @@ struct BlockCodes {
     }
 };
 
-// Write a block.
+// Compress a block of a matrix, and write it to `to`.
 void compress(const PlainMatrix &m, int64_t block, uint8_t *to) {
     const BlockCodes found(m, block);
     const auto count = static_cast<int32_t>(found.count);
@@ -318,7 +319,7 @@ extern "C" void baton_compressed_linear(const void *x, int64_t x_stride, const v
     });
 }
 
-// Copy rows `tokens` of a matrix [.., inputs] to y [rows, inputs]. data: as for baton_compressed_linear.
+// Decompress rows `tokens` of a matrix [.., inputs] into y [rows, inputs]. data: as for baton_compressed_linear.
 extern "C" void baton_compressed_look_up(const void *data, const int64_t *tokens, void *y, int64_t rows,
                                          int64_t inputs) {
     using namespace baton;
@@ -328,7 +329,8 @@ extern "C" void baton_compressed_look_up(const void *data, const int64_t *tokens
 
 // Compress a matrix [outputs, inputs] of bfloat16, whose rows are `stride` numbers apart, in two calls: the first one,
 // without data, counts the units that are kept whole in each block of 32 outputs. whole: [blocks].
-// data: begins with the bytes before each block, int64 [blocks + 1], which the second call reads; it writes the blocks.
+// data: begins with the offset of each block in bytes, int64 [blocks + 1]. The second call reads these offsets and
+// writes the blocks there.
 extern "C" void baton_compress(const void *weights, int64_t stride, int64_t *whole, void *data, int64_t inputs,
                                int64_t outputs) {
     using namespace baton;

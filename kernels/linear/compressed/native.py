@@ -18,7 +18,8 @@ LOOK_UP = "baton_compressed_look_up"
 COMPRESS = "baton_compress"
 PAYS = "baton_compression_pays"
 MOST_WHOLE = 0.05
-"""Maximum share of units that are kept whole: with more the weight is hardly smaller, and products jump too often."""
+"""Maximum share of units that are kept whole. With more of them, the weight is hardly smaller, and products
+switch between the two formats too often."""
 
 
 def takes(weight: Tensor) -> bool:
@@ -120,7 +121,7 @@ def check_pays() -> None:
 
 
 def _example() -> tuple[Tensor, Tensor]:
-    """Return a weight [45, 203] that has three upper bytes of its own, and its data."""
+    """Return a weight [45, 203] with three upper bytes that are not in its tables, and its compressed data."""
     weight = torch.randn(45, 203, generator=torch.Generator().manual_seed(0))
     weight = torch.where(weight.abs() < 0.01, 0.01, weight)
     weight[[0, 31, 7], [0, 4, 199]] = torch.tensor([1e-30, -1e30, 2e-38])

@@ -1,13 +1,13 @@
-"""Projections with a weight of bfloat16 in 12 bits each, and the way in which such a weight is stored.
+"""Projections with weights of bfloat16 that take 12 bits each, and the format in which such a weight is stored.
 
 The weight [outputs, inputs] is divided into blocks of 32 outputs, and each block into units of 4 inputs, both padded.
-data: the bytes before each block and before the end, int64; padding to 64 bytes; then the blocks. A block has
+data: the offset of each block and of the end, in bytes, int64; padding to 64 bytes; then the blocks. A block has
 - its table: 16 upper bytes of weights, that is, signs with exponents without their last bit;
 - the number of its units that are kept whole, and their indices, int32; padding to 64 bytes;
 - its units, in order.
 A unit has 64 bytes of codes, then 64 lower bytes for each of two steps of 2 inputs. A code is the place of a weight's
 upper byte in the table, in the lower half of its byte for the first step and in the upper half for the second.
-A whole unit is bfloat16 [2 steps, 32 outputs, 2 inputs]. Units that the inputs end within are whole.
+A unit that is kept whole is bfloat16 [2 steps, 32 outputs, 2 inputs]. A unit within which the inputs end is whole, too.
 """
 
 import torch
@@ -20,7 +20,7 @@ UNIT_BYTES, WHOLE_BYTES = 192, 256
 
 
 def linear(x: Tensor, data: Tensor, shape: tuple[int, int], bias: Tensor | None) -> Tensor:
-    """Return x @ weightᵀ + bias, as dense.reference does, of a compressed weight of this shape."""
+    """Return x @ weightᵀ + bias, as dense.reference does, for a compressed weight of this shape."""
     return reference.linear(x, plain(data, shape), bias)
 
 
@@ -30,7 +30,7 @@ def look_up(tokens: Tensor, data: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def plain(data: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Return the weight [outputs, inputs] of compressed data."""
+    """Decompress a weight of shape [outputs, inputs]."""
     outputs, inputs = shape
     offsets = data[: 8 * -(-outputs // BLOCK)].view(torch.int64).tolist()
     blocks = [_block(data[offset:], -(-inputs // UNIT)) for offset in offsets]
@@ -38,7 +38,7 @@ def plain(data: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def _block(data: Tensor, units: int) -> Tensor:
-    """Return the weights of a block, [BLOCK, units · UNIT]."""
+    """Decompress a block: [BLOCK, units · UNIT]."""
     table, count = data[:TABLE].long(), int(data[TABLE : TABLE + 4].view(torch.int32))
     whole = set(data[TABLE + 4 : TABLE + 4 + 4 * count].view(torch.int32).tolist())
     at, found = aligned(TABLE + 4 + 4 * count), list[Tensor]()
@@ -51,7 +51,7 @@ def _block(data: Tensor, units: int) -> Tensor:
 
 
 def _unit(stored: Tensor, table: Tensor) -> Tensor:
-    """Return the weights of a unit as int16 [2 steps, BLOCK, 2]."""
+    """Decompress a unit: int16 [2 steps, BLOCK, 2], the bits of its weights."""
     codes, lower = stored[:64], stored[64:].view(2, 64)
     upper = table[torch.stack([codes & 15, codes >> 4]).long()]
     numbers = (upper << 8 | lower).to(torch.int16)
@@ -60,5 +60,5 @@ def _unit(stored: Tensor, table: Tensor) -> Tensor:
 
 
 def aligned(size: int) -> int:
-    """Round up to whole lines."""
+    """Round a size in bytes up to whole cache lines."""
     return -(-size // LINE) * LINE

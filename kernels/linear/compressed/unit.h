@@ -4,10 +4,10 @@
 //   codes [64]: each has the codes of two weights' upper bytes, for the first step in the lower half;
 //   lower bytes [2 steps, 64].
 // A code is the place of an upper byte (the sign, and the exponent without its last bit) in the block's table of 16.
-// The bytes of a step are in an order in which interleaving lower and upper bytes within each 16 bytes, as CPUs do,
-// makes the pairs of LANES consecutive outputs: see place().
-// A unit with an upper byte that is not in the table is kept whole, as bfloat16 [2 steps, OUT, 2], and so is one that the
-// inputs end within.
+// The instructions that interleave lower and upper bytes work within 16 bytes. The bytes of a step are in the order in
+// which these instructions return the pairs of LANES consecutive outputs: see place().
+// A unit is kept whole, as bfloat16 [2 steps, OUT, 2], if an upper byte is not in the table, or if the inputs end
+// within the unit.
 #pragma once
 
 #if defined(__AVX2__)
@@ -26,7 +26,7 @@ namespace {
 constexpr int UNIT_INPUTS = 4, UNIT_STEPS = 2, STEP_WEIGHTS = 2 * OUT, TABLE = 16;
 constexpr int64_t UNIT_BYTES = 3 * STEP_WEIGHTS, WHOLE_BYTES = 4 * STEP_WEIGHTS;
 
-// Return the place of a pair's first weight among the bytes of a step; the second one's is the next.
+// Return which byte of a step belongs to the first weight of an output's pair. The second weight has the next byte.
 constexpr int place(int output) { return output % 16 / 4 * 16 + output / 16 * 8 + output % 4 * 2; }
 
 typedef uint8_t bytes __attribute__((vector_size(4 * LANES)));
@@ -44,7 +44,7 @@ inline bytes look_up(bytes table, bytes indices) {
 #endif
 }
 
-// Return 16-bit numbers of the lower halves of each 16 bytes.
+// Join lower and upper bytes to 16-bit numbers: those in the lower half of each 16 bytes.
 inline words join_low(bytes lower, bytes upper) {
 #if defined(__AVX512BW__)
     return (words)_mm512_unpacklo_epi8((__m512i)lower, (__m512i)upper);
@@ -57,7 +57,7 @@ inline words join_low(bytes lower, bytes upper) {
 #endif
 }
 
-// The same of the upper halves.
+// Join lower and upper bytes to 16-bit numbers: those in the upper half of each 16 bytes.
 inline words join_high(bytes lower, bytes upper) {
 #if defined(__AVX512BW__)
     return (words)_mm512_unpackhi_epi8((__m512i)lower, (__m512i)upper);
@@ -110,14 +110,15 @@ struct Unit {
     }
 };
 
-// One block of a compressed matrix: a table, the numbers of the units that are kept whole, and all units, in order.
+// One block of a compressed matrix: its table, the count and the indices of the units that are kept whole, and all
+// units.
 struct CompressedBlock {
     const uint8_t *table;
     int64_t whole_units;
     const uint8_t *numbers;  // int32 each
     const uint8_t *units;
 
-    // Return the bytes before the units.
+    // Return the size of what comes before the units, in bytes.
     static int64_t head_bytes(int64_t whole_units) {
         return (TABLE + 4 + 4 * whole_units + LINE - 1) / LINE * LINE;
     }
@@ -129,7 +130,7 @@ struct CompressedBlock {
         units = block + head_bytes(count);
     }
 
-    // Return the number of the whole unit with this index among the whole units; `end` if there is none.
+    // Return which unit of the block is its index-th whole one; `end` if it has no more.
     int64_t whole_unit(int64_t index, int64_t end) const {
         if (index == whole_units) return end;
         int32_t number;

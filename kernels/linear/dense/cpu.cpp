@@ -54,7 +54,7 @@ __attribute__((noinline)) void sums_of_converted(const PackedMatrix<bfloat16> &m
 }
 #endif
 
-// block_sums, as product.h declares it, of rows in the type that is multiplied.
+// Compute block_sums of product.h for rows that are already in the type that is multiplied.
 template <class T>
 void sums_of(const PackedMatrix<T> &m, const Rows<T> &rows_of_x, int64_t block, float *sums,
              [[maybe_unused]] TileRegisters &registers, const void *following = nullptr) {
@@ -118,7 +118,7 @@ int64_t grain(const PackedMatrix<T> &m) {
     return 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
 }
 
-// y = the product with rows in the type that is multiplied.
+// Compute y = x · weightᵀ + bias for rows that are already in the type that is multiplied.
 template <class T>
 void multiply(const PackedMatrix<T> &m, const Rows<T> &x, T *y, int64_t y_stride) {
     parallel_for_with<TileRegisters>(m.blocks(), grain(m), [&](TileRegisters &registers, int64_t begin, int64_t end) {

@@ -65,7 +65,8 @@ Rows<T> converted(const M &m) {
     }
 }
 
-// Call f(row, count, x) for all rows of a matrix, in parts: x are `count` rows in the type that they are multiplied in.
+// Call f(row, count, x) for all rows of a matrix, in parts. x: `count` rows from `row` on, in the type that is
+// multiplied.
 template <class T, class F>
 void with_converted(const PackedMatrix<T> &m, F f) {
     if constexpr (std::is_same_v<T, Number<T>>) return f(0, m.rows, Rows<T>{m.x, m.x_stride});
@@ -238,7 +239,7 @@ struct RowSums {
         }
     }
 
-    // The same for one step.
+    // Add x [ROWS, one step] · the weights of that step.
     template <class X, class W>
     __attribute__((always_inline)) void add(const X *x, int64_t x_stride, const Step<W> &step) {
 #pragma GCC unroll 12
@@ -286,12 +287,12 @@ void with_rows(int64_t rows, F f) {
     if constexpr (ROWS > LEAST) with_rows<LEAST, ROWS - 1>(rows, f);
 }
 
-constexpr int64_t STRETCH = 128;  // Inputs whose weights all tiles are multiplied with while they are in the first cache.
+constexpr int64_t STRETCH = 128;  // Inputs of a stretch: its weights stay in the first cache until all tiles used them.
 
-// Call first(tile, row, prefetch) for the first tile of several ones, to which the rows are divided, and others(tile,
-// row, prefetch) for the other ones. The tiles' sums are read from `sums` [rows, OUT] before and stored after.
+// Divide the rows into tiles, and call first(tile, row, prefetch) for the first tile and others(tile, row, prefetch)
+// for each other one. A tile's sums are read from `sums` [rows, OUT] before the call and stored after it.
 // next: the next stretch's weights in memory, which have `bytes` an input. Each tile prefetches a part of them into the
-// first cache: so many prefetches at once would wait for each other.
+// first cache, because all prefetches at once would wait for each other.
 template <class F, class G>
 __attribute__((always_inline)) inline void for_row_tiles(int64_t rows, float *sums, const void *next, int64_t bytes,
                                                          F first, G others) {

@@ -1,5 +1,5 @@
 // Products of bfloat16 in the tile registers of AMX, from the packed weights of product.h. Each sum is one chain of
-// additions along the inputs: of tiles of 32 inputs, in each of which the even and the odd inputs are added up apart.
+// additions over tiles of 32 inputs. Within a tile, the even and the odd inputs are added up separately.
 // The chain is the same for any number of rows, so the results are batch-invariant.
 #pragma once
 
@@ -31,14 +31,14 @@ struct RowTiles {
     int64_t first(int64_t tile) const { return std::min(tile * height, rows - height); }
 };
 
-// A tile of inputs that the inputs end within, padded with zeros.
+// The last tile of inputs, if the inputs end within it: its weights and its rows, padded with zeros.
 template <int COUNT>
 struct LastInputs {
     alignas(64) bfloat16 weights[TILE_WEIGHTS] = {};
     alignas(64) bfloat16 rows[COUNT][TILE_HEIGHT * TILE_INPUTS] = {};
 
-    // x: the rows of COUNT tiles, `stride` numbers apart, the second one `across` after the first. inputs: how many are
-    // left. packed: their weights.
+    // x: COUNT tiles of rows. Rows are `stride` numbers apart, and the second tile begins `across` numbers after x.
+    // inputs: how many are left. packed: their weights.
     LastInputs(const bfloat16 *x, int64_t stride, int64_t across, int64_t height, int64_t inputs,
                const bfloat16 *packed) {
         std::copy(packed, packed + (inputs + 1) / 2 * 2 * BLOCK_OUT, weights);
@@ -60,10 +60,11 @@ inline TileOperand operand(const bfloat16 *weights) {
 
 constexpr int64_t AHEAD = 4096;  // Weights that come from memory are prefetched this many bytes ahead.
 
-// Inputs [from, to) of all; `from` is a multiple of TILE_INPUTS, and so is `to`, unless it is the end.
+// The inputs [from, to) that are multiplied at a time. Both are multiples of TILE_INPUTS, unless `to` is the
+// end of all inputs.
 struct Depth {
     int64_t from, to;
-    bool fetch;  // Prefetch the weights: they come from memory.
+    bool fetch;  // whether to prefetch the weights, because they come from memory
 };
 
 // Lines of memory that will be written soon, `stride` bytes apart: without the prefetch, writes of results wait for them.
@@ -107,8 +108,8 @@ struct InputTiles {
     }
 };
 
-// Add the products of some inputs to the sums [height, BLOCK_OUT] of COUNT tiles of rows, the second one's `down` floats
-// after the first one's. weights: of these inputs.
+// Add the products of the inputs `depth` to the sums [height, BLOCK_OUT] of COUNT tiles of rows. The second tile's sums
+// are `down` floats after the first one's. weights: those of these inputs.
 template <int COUNT>
 void add_products(const InputTiles<COUNT> &rows, const bfloat16 *weights, const Depth &depth, float *sums, int64_t down,
                   Lines lines) {
@@ -126,7 +127,8 @@ void add_products(const InputTiles<COUNT> &rows, const bfloat16 *weights, const 
     held.store(sums, BLOCK_OUT, down);
 }
 
-// Add the products of some inputs to the sums of tiles `tile` and tile + 1, if there is one. at(tile): a tile's sums.
+// Add the products of the inputs `depth` to the sums of `tile` and of tile + 1, if there is one. at(tile) returns the
+// address of a tile's sums.
 template <class M, class F>
 void add_products(const M &m, const bfloat16 *weights, const Depth &depth, const RowTiles &rows, int64_t tile,
                   Lines lines, F at) {
@@ -145,8 +147,9 @@ inline void sums_in_tiles(const PackedMatrix<bfloat16> &m, int64_t block, float 
                      [&](int64_t t) { return sums + rows.first(t) * BLOCK_OUT; });
 }
 
-// The rows, blocks of outputs, and inputs of the pieces that a product with many rows is divided into. A piece's rows,
-// weights and sums take less than two thirds of a second cache of 2 MiB.
+// A product with many rows is divided into pieces. These are the maximum rows and blocks of outputs of a piece, and the
+// maximum inputs that it multiplies at a time. Its rows, weights and sums take less than two thirds of a second cache
+// of 2 MiB.
 constexpr int64_t PIECE_ROWS = 256, PIECE_BLOCKS = 8, PIECE_INPUTS = 1024;
 
 // The sums of a piece: `rows` of m, for the blocks [begin, end) of outputs.
@@ -185,14 +188,16 @@ struct Piece {
         if (left > LANES) put(to + first + LANES, high, left - LANES);
     }
 
-    // fetch: the weights come from memory.
+    // Multiply with the packed weights of m. fetch: whether they come from memory, because this thread's previous piece
+    // had other weights; then they are prefetched.
     void multiply(TileRegisters &registers, bool fetch) const {
         const int64_t parts = tiles_of(m.inputs, PIECE_INPUTS);
         multiply(registers, tiles_of(m.inputs, parts * TILE_INPUTS) * TILE_INPUTS, fetch,
                  [&](int64_t block, const Depth &depth, int64_t) { return m.block(block) + depth.from * BLOCK_OUT; });
     }
 
-    // Multiply with weights(block, depth, tile) of `inputs` inputs, whole tiles, at a time: first for tile 0 and all blocks.
+    // Multiply `inputs` inputs at a time, which is a multiple of TILE_INPUTS. weights(block, depth, tile) returns their
+    // weights. For each of these parts it is called for tile 0 and all blocks before it is called for the next tiles.
     template <class F>
     void multiply(TileRegisters &registers, int64_t inputs, bool fetch, F weights) const {
         registers.set_height(rows.height);
@@ -208,8 +213,8 @@ struct Piece {
                 }
     }
 
-    // Return the lines that the results of two tiles will be written to: each row's last one, since the block before has
-    // written the first one.
+    // Return the lines to which the results of two tiles will be written: only each row's last line, because the
+    // results of the previous block were written to the first one.
     Lines results(int64_t tile, int64_t block, const Depth &depth) const {
         const int64_t steps = std::max<int64_t>((depth.to - depth.from) / TILE_INPUTS, 1), lines = 2 * rows.height;
         const bfloat16 *const first =
@@ -219,14 +224,15 @@ struct Piece {
 };
 
 // y = the product of many rows, in pieces of at most `most` rows.
-// multiply(piece, registers, is_first): compute a piece; is_first: the thread's piece before has other weights.
+// multiply(piece, registers, is_first) computes a piece. is_first: whether the thread's previous piece had other
+// weights.
 template <class M, class F>
 void multiply_pieces(const M &m, int64_t most, bfloat16 *y, int64_t y_stride, F multiply) {
     const int64_t blocks = std::clamp<int64_t>(m.blocks() / (2 * pool.threads()), 1, PIECE_BLOCKS);
     const int64_t across = (m.blocks() + blocks - 1) / blocks, down = (m.rows + most - 1) / most;
     parallel_for_with<TileRegisters>(across * down, 1, [&](TileRegisters &registers, int64_t begin, int64_t end) {
         float *const sums = scratch(0, PIECE_BLOCKS * (most + TILE_HEIGHT) * BLOCK_OUT);
-        for (int64_t i = begin; i < end; i++) {  // All rows are multiplied with some weights before the next weights.
+        for (int64_t i = begin; i < end; i++) {  // Pieces with the same weights follow one another.
             const int64_t row = m.rows * (i % down) / down, rows = m.rows * (i % down + 1) / down - row;
             const int64_t first = m.blocks() * (i / down) / across, last = m.blocks() * (i / down + 1) / across;
             const M part = m.from_row(row, rows);

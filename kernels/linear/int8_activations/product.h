@@ -9,12 +9,13 @@
 
 namespace baton {
 
-constexpr int LEAST_ROUNDED = 32;  // Inputs that share a scale, at least.
+constexpr int LEAST_ROUNDED = 32;  // Minimum inputs that share a scale.
 
-// The layout of a rounded row of inputs: integers of 8 bits, padded to whole groups; the scale of each group; and for
-// each group of the weights what a sum of products begins with, and the negated sum of the rounded inputs.
+// The layout of a rounded row of inputs: integers of 8 bits, padded to whole groups, and then the scale of each group.
+// Then come the starts of the sums of products of all groups of the weights, and then the negated sums of the rounded
+// inputs of these groups.
 struct RoundedRow {
-    int64_t width, scales, groups;  // Numbers of the integers, the scales, and the groups of the weights.
+    int64_t width, scales, groups;  // How many integers, scales, and groups of the weights.
 
     RoundedRow(const Form &form, int64_t inputs)
         : scales((inputs + group_of(form) - 1) / group_of(form)), groups(scales * group_of(form) / form.group) {

@@ -51,10 +51,10 @@ constexpr int INCREASE = 0;
 constexpr int INCREASE = 128;
 #endif
 
-// Return the number that is added to codes of a form to make its bytes.
+// Return by how much the bytes of a form exceed the codes that they stand for.
 inline int zero_of(int bits, bool has_minima) { return bits == 8 ? INCREASE : has_minima ? 0 : 1 << (bits - 1); }
 
-// Places of LANES numbers in two vectors.
+// A permutation: for each lane, the index of a number in two vectors.
 struct Places {
     alignas(LINE) int32_t at[LANES];
 
@@ -64,7 +64,7 @@ struct Places {
     }
 };
 
-// Return the numbers in these places of two vectors.
+// Return the numbers of two vectors that a permutation selects.
 inline floats taken(floats first, floats second, const Places &places) {
 #if defined(__AVX512F__)
     return (floats)_mm512_permutex2var_ps((__m512)first, _mm512_load_si512(places.at), (__m512)second);
@@ -102,14 +102,14 @@ struct Quads {
         return bytes;
     }
 
-    // Bring the numbers of a block's outputs into the order in which `unpack` has the outputs.
+    // Bring numbers of a block's outputs from the order of the outputs into that of `unpack`.
     static void reorder(floats (&)[VECTORS]) {}
-    // Bring sums into the order of the outputs.
+    // Bring sums from the order of `unpack` back into that of the outputs.
     static void restore(floats (&)[VECTORS]) {}
 };
 
-// Codes of 8 bits: the inputs of two units, in their order. The outputs with even numbers come before those with odd
-// ones, in each pair of vectors.
+// Codes of 8 bits: a word has the inputs of two units, in their order. In each pair of vectors, all even outputs come
+// before all odd ones.
 template <>
 struct Quads<8> {
     __attribute__((always_inline)) static Bytes unpack(const Codes<8> &codes, int quad) {
@@ -125,7 +125,7 @@ struct Quads<8> {
         return bytes;
     }
 
-    // Replace each pair of vectors by the numbers in these places of the pair.
+    // Replace each pair of vectors by two permutations of the pair.
     static void rearrange(floats (&numbers)[VECTORS], const Places &first, const Places &second) {
         for (int v = 0; v < VECTORS; v += 2) {
             const floats left = numbers[v], right = numbers[v + 1];

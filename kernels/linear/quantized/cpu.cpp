@@ -99,7 +99,7 @@ void add_group(const M &m, const G &group, const Inputs<bfloat16, ROWS_AT_ONCE> 
     held.store(found, OUT, rows.height * OUT);
     const Scales scales(group);
     for (int64_t t = tile; t < tile + COUNT; t++)
-        // The last tile's rows that the tile before it has too are left out.
+        // The last tile may overlap the one before it. Leave out the rows that were already added.
         for (int64_t row = t * rows.height; row < rows.first(t) + rows.height; row++) {
             const float *const from = found + ((t - tile) * rows.height + row - rows.first(t)) * OUT;
             float *const to = sums + row * OUT;

@@ -1,4 +1,4 @@
-// The product of a few rows with one block of outputs. Numbers are used in the registers that codes are converted in.
+// The product of a few rows with one block of outputs. Codes are converted to numbers, and multiplied, in registers.
 #pragma once
 
 #include <type_traits>
@@ -15,10 +15,10 @@ constexpr int BATCH = 8;  // Maximum groups whose sums are computed before they 
 template <int BITS, class T>
 struct GroupBatch {
     const Form &form;
-    const uint8_t *span;  // that the first group is in
-    int64_t index = 0;  // of the first group
-    int within = 0;  // the first group's number within its span
-    int count = 0;
+    const uint8_t *span;  // the span of the first group
+    int64_t index = 0;  // the first group's index in the block
+    int within = 0;  // the first group's index in its span
+    int count = 0;  // how many groups
     floats scales[BATCH][VECTORS], minima[BATCH][VECTORS];
 
     GroupBatch(const QuantizedMatrix<BITS, T> &m, int64_t block) : form(m.form), span(m.block(block)) { enter(); }
@@ -53,7 +53,8 @@ struct GroupBatch {
         }
     }
 
-    // Set the scales or minima of one vector of outputs. shared: the span's. factors: of the first group.
+    // Set the scales or the minima of all groups for one vector of outputs. shared: the numbers that a span's groups
+    // share. factors: those of the first group, used if a span has several groups.
     void read(floats (*to)[VECTORS], int v, const uint8_t *shared, const uint8_t *factors) {
         if (form.span == 1) {
             for (int g = 0; g < count; g++) to[g][v] = numbers(shared + g * form.span_bytes, v);
@@ -91,8 +92,8 @@ struct GroupBatch {
     }
 };
 
-// Compute `found`, the sums [COUNT, ROWS, OUT] of one group or of two consecutive ones. Two are added up at once, in
-// chains of their own: while one waits for its last addition, the other's codes are converted.
+// Compute `found`, the sums [COUNT, ROWS, OUT] of one group or of two consecutive ones. Two groups are added up at the
+// same time, in separate chains: while one waits for its last addition, the other's codes are converted.
 // codes: the first group's; the second one's are `stride` bytes later.
 template <int BITS, int COUNT, int ROWS, class T>
 __attribute__((always_inline)) inline void multiply_groups(const QuantizedMatrix<BITS, T> &m, int64_t index,

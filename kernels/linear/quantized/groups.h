@@ -45,10 +45,10 @@ inline floats multiply_add(floats sum, floats left, floats right) {
 #endif
 }
 
-constexpr int64_t CODES_AHEAD = 8192;  // Bytes from what is in use to what is prefetched.
+constexpr int64_t CODES_AHEAD = 8192;  // Weights are prefetched this many bytes ahead of those in use.
 
-// The cache that packed weights are prefetched into. Zen 4, which the target with BF16 and without AMX is for, can have
-// more fetches in flight for its second one.
+// The cache into which packed weights are prefetched. The target with BF16 and without AMX is for Zen 4, which can have
+// more fetches in flight to its second cache.
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 constexpr int CODES_CACHE = SECOND_CACHE;
 #else
@@ -60,7 +60,7 @@ constexpr int CODES_CACHE = FIRST_CACHE;
 struct LinesAhead {
     const uint8_t *next;
 
-    // in_use: the weights that are used first.
+    // in_use: the first weights that are used.
     explicit LinesAhead(const uint8_t *in_use) : next(in_use + CODES_AHEAD) {}
 
     // Begin a group: one line goes into the first cache, which is faster on Zen 4.
@@ -144,7 +144,7 @@ struct Scales {
     // Add the sums of the group, scaled, to those of the groups before it.
     floats added(floats before, floats sum, int vector) const { return multiply_add(before, sum, scale[vector]); }
 
-    // The same, less the minima times the sum of the row's inputs.
+    // Add the scaled sums of the group, and subtract its minima times the sum of the row's inputs.
     floats added(floats before, floats sum, int vector, float sum_of_inputs) const {
         return multiply_add(added(before, sum, vector), minimum[vector], splat(-sum_of_inputs));
     }

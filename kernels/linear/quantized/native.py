@@ -30,15 +30,17 @@ def takes(weight: Tensor) -> bool:
 def packed(groups: Groups) -> Tensor:
     """Pack a weight as cpu.cpp reads it: uint8 [ceil(outputs/BLOCK), spans, bytes], padded with zeros.
 
-    A span of a block has the shared scales [BLOCK]; if the form has minima, the shared minima [BLOCK]; if a span has
-    several groups, their factors [span, BLOCK], then those of minima; then for each group the codes, as units and lines
-    of upper bits: codes.h says how.
+    A span of a block has, in this order:
+    - the shared scales [BLOCK];
+    - if the form has minima: the shared minima [BLOCK];
+    - if a span has several groups: the factors of their scales [span, BLOCK], then the factors of their minima;
+    - for each group: its codes, as units and lines of upper bits, which codes.h describes.
     """
     form, blocks = groups.form, -(-groups.outputs // BLOCK)
     missing = blocks * BLOCK - groups.outputs
 
     def by_block(values: Tensor | None, of_span: int) -> list[Tensor]:
-        """Return values [outputs, spans·of_span] as bytes [blocks, spans, ..]; nothing if there are none."""
+        """Return values [outputs, spans · of_span] as bytes [blocks, spans, ..], in a list; [] if `values` is None."""
         if values is None:
             return []
         padded = F.pad(values, (0, 0, 0, missing)).view(blocks, BLOCK, -1, of_span)
@@ -71,7 +73,7 @@ def packed_codes(codes: Tensor, form: Form) -> Tensor:
 
 
 def middle_swapped(words: Tensor) -> Tensor:
-    """Return words of 32 bits with their second and third byte swapped, so that those of an input are neighbours."""
+    """Return words of 32 bits with their second and third byte swapped, so that an input's bytes are adjacent."""
     return (words & -0xFFFF01) | ((words & 0xFF00) << 8) | ((words >> 8) & 0xFF00)
 
 

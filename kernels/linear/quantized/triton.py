@@ -119,7 +119,7 @@ def data_shape(outputs: int, inputs: int, bits: int) -> tuple[int, int, int]:
 
 
 def row_class(dtype: torch.dtype, rows: int) -> tuple[int, bool]:
-    """Return the same value for numbers of rows for which `linear` launches the same kernels, whatever the weight."""
+    """Return the class of a number of rows: within a class `linear` launches the same kernels, for any weight."""
     return _most_rows(rows, dtype), rows <= APART
 
 

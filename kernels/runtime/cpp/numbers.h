@@ -33,7 +33,7 @@ constexpr int FIRST_CACHE = 3, SECOND_CACHE = 2;
 // too, which is faster on Zen 4.
 constexpr int64_t PAGE = 4096;
 
-// Return whether `at` is the first of addresses `bytes` apart that lies in its page.
+// Return whether `at` is the first address in its page, among addresses that are `bytes` apart.
 inline bool is_first_in_page(const void *at, int64_t bytes) {
     return static_cast<int64_t>(reinterpret_cast<uintptr_t>(at) % PAGE) < bytes;
 }

@@ -12,8 +12,8 @@ Pool pool;
 
 namespace {
 
-constexpr int64_t WORKER_SPINS_NS = 50'000;  // The next loop of a step comes sooner.
-constexpr int64_t CALLER_SPINS_NS = 30'000;  // The last part takes less, unless its worker has lost its processor.
+constexpr int64_t WORKER_SPINS_NS = 50'000;  // Longer than the time between two loops of a step.
+constexpr int64_t CALLER_SPINS_NS = 30'000;  // Longer than the last part takes, unless its worker was preempted.
 
 // Spin until is_over() or the time has passed. Return whether it is over.
 template <class F> bool spin(int64_t nanoseconds, F is_over) {
@@ -41,13 +41,13 @@ bool has_parts(uint64_t left) { return (left >> 16 & 0xffff) != (left & 0xffff);
 void Pool::use(int threads) {
     pthread_mutex_lock(&lock);
     count = threads;
-    pthread_cond_broadcast(&new_loop);  // Workers that are too many end.
+    pthread_cond_broadcast(&new_loop);  // Wake surplus workers, so that they end.
     pthread_mutex_unlock(&lock);
 }
 
 void Pool::forget_workers() {
     const int threads = count;
-    new (this) Pool;  // with a new lock: a thread that is not here may have held the old one
+    new (this) Pool;  // With a new lock: a thread of the parent may have held the old one at the fork.
     count = threads;
 }
 
@@ -72,7 +72,7 @@ bool Pool::run(int64_t parts, void (*body)(void *, Turn &), void *data) {
     return true;
 }
 
-// Wait until all parts are done. The caller gives its processor up if that takes long: the worker may need it.
+// Wait until all parts are done. Spin first, and then sleep, because a preempted worker may need this processor.
 void Pool::wait_for(uint32_t parts) {
     const auto is_over = [&] { return done.load(std::memory_order_acquire) == parts; };
     if (is_over() || spin(CALLER_SPINS_NS, is_over)) return;
@@ -108,7 +108,7 @@ void *Pool::worker(void *index) {
 void Pool::work(int index) {
     do {
         while (spin(WORKER_SPINS_NS, [&] { return has_parts(left.load(std::memory_order_acquire)); })) {
-            if (!may_work(index)) break;  // This worker may end only in sleep().
+            if (!may_work(index)) break;  // A surplus worker ends in sleep().
             Turn turn(true);
             if (!turn.join()) continue;
             // While this thread holds a part, the loop is not over, and its fields do not change.
@@ -122,7 +122,8 @@ void Pool::work(int index) {
     } while (sleep(index));
 }
 
-// Sleep until a loop has parts. Return false if the worker shall end, because there are too many.
+// Sleep until a loop has parts. Return false if the worker must end, because there are too many. Surplus workers end in
+// descending order of their indices, so that the remaining ones are always [0, started).
 bool Pool::sleep(int index) {
     pthread_mutex_lock(&lock);
     sleeping.fetch_add(1);
@@ -131,7 +132,7 @@ bool Pool::sleep(int index) {
     const bool goes_on = may_work(index);
     if (!goes_on) {
         started--;
-        pthread_cond_broadcast(&new_loop);  // The one before may end too.
+        pthread_cond_broadcast(&new_loop);  // Wake the worker with the index below, which may be surplus too.
     }
     pthread_mutex_unlock(&lock);
     return goes_on;

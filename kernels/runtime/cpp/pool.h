@@ -11,20 +11,20 @@ namespace baton {
 class Turn;
 
 // A caller's thread and `threads - 1` workers take the parts of a loop, one at a time, until none is left. The loop is
-// over when all parts are: a worker that has no processor takes no part, and the caller does not wait for it.
+// over when all parts are done. The caller does not wait for a worker that has no processor and so takes no part.
 class Pool {
   public:
-    static constexpr int64_t MOST_PARTS = 0xffff;  // of a loop: they are counted in 16 bits
+    static constexpr int64_t MOST_PARTS = 0xffff;  // Maximum parts of a loop: they are counted in 16 bits.
 
     // Set how many threads compute, the caller's among them. No loop may run.
     void use(int threads);
 
     int threads() const { return count; }
 
-    // Forget the workers and the loop of the process that this one was forked from: only the calling thread is here.
+    // Forget the parent's workers and its loop after a fork: only the calling thread exists in this process.
     void forget_workers();
 
-    // How many loops the threads have shared.
+    // Return how many loops the threads have shared.
     uint32_t loops() const { return left.load(std::memory_order_relaxed) >> 32; }
 
     // Call body(data, turn) in the calling thread, and in each worker that comes in time. Return when all parts are
@@ -43,28 +43,29 @@ class Pool {
     void start_workers();
     void wait_for(uint32_t parts);
 
-    std::atomic<int> count{1};    // threads
-    std::atomic<int> started{0};  // workers; changed under the lock
+    std::atomic<int> count{1};    // number of threads that compute
+    std::atomic<int> started{0};  // number of workers that exist; changed under the lock
     std::atomic<bool> is_taken{false};  // whether a loop runs
 
-    // The parts that are left of the loop: its number, then the first of them, then the end, in 32, 16 and 16 bits. It
-    // is one word, so that a thread takes a part of this loop or of none. It is written after the other three.
+    // The parts of the loop that are left: the loop's number in 32 bits, the first part in 16, the end in 16. All are
+    // in one word, so that a thread that is late cannot take a part of another loop. It is written after the other
+    // three.
     alignas(64) std::atomic<uint64_t> left{0};
     void (*body)(void *, Turn &) = nullptr;
     void *data = nullptr;
     uint32_t parts = 0;
 
-    alignas(64) std::atomic<uint32_t> done{0};  // parts
+    alignas(64) std::atomic<uint32_t> done{0};  // number of parts that are done
     std::atomic<bool> caller_sleeps{false};
-    alignas(64) std::atomic<int> sleeping{0};  // workers
+    alignas(64) std::atomic<int> sleeping{0};  // number of workers that sleep
 
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     pthread_cond_t new_loop = PTHREAD_COND_INITIALIZER, all_done = PTHREAD_COND_INITIALIZER;
 };
 extern Pool pool;
 
-// A thread's part in one loop. The caller takes parts from the beginning, workers from the end, so that of two threads
-// each reads memory in one direction.
+// A thread's participation in one loop. The caller takes parts from the beginning and workers from the end, so that
+// with two threads each reads memory in one direction.
 class Turn {
   public:
     // Return the next part, in [0, parts); -1 if none is left.
@@ -82,7 +83,7 @@ class Turn {
 
     Turn(bool is_worker) : is_worker(is_worker) {}
 
-    // Take a part of whatever loop runs. Return false if none is left.
+    // Join the loop that runs now, and take a part of it. Return false if none is left.
     bool join() {
         const uint64_t now = pool.left.load(std::memory_order_acquire);
         loop = now >> 32;
@@ -103,7 +104,7 @@ class Turn {
 
     const bool is_worker;
     uint32_t loop = 0, taken = 0;
-    int64_t held = -1;  // a part that was taken to join the loop
+    int64_t held = -1;  // the part that join() took and take() has not returned yet; -1: none
 };
 
 }  // namespace baton

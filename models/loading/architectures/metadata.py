@@ -41,7 +41,7 @@ class Metadata:
 
     @property
     def eps(self) -> Any:
-        """The epsilon of norms. Some files name it as that of another kind of norm."""
+        """The epsilon of RMS norms. Some files store it under the name for layer norms."""
         of_other = self._header.metadata.get(f"{self.architecture}.attention.layer_norm_epsilon", MISSING)
         return self.value("attention.layer_norm_rms_epsilon", of_other)
 

@@ -1,7 +1,7 @@
 """The architectures of GGUF files: their metadata as a config.json, and their tensors as the family's own.
 
-llama.cpp's converter (conversion/ in its repository) renames and changes tensors; each change is undone here, when the
-tensor is read. So a family is built and filled as from the files that the converter read.
+llama.cpp's converter (conversion/ in its repository) renames and changes tensors. Each change is undone here, when the
+tensor is read. So a family is built and filled as if from the files that the converter read.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from baton.models.loading.architectures.metadata import Metadata
 from baton.models.loading.architectures.shared import DECODER
 
 LAST_NORMS = ("output_norm.weight", "token_embd_norm.weight")
-KEY = "gguf_architecture"  # of the config: the architecture, by whose names the tensors are read
+KEY = "gguf_architecture"  # config key with the architecture of a GGUF file, which decides the names of its tensors
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Architecture:
     """An architecture of GGUF files."""
 
     config: Callable[[Metadata], dict[str, Any]]
-    names: Mapping[str, str]  # of a layer's tensors, without blk.N: the family's names, without the path of layers
+    names: Mapping[str, str]  # a layer's tensor, without blk.N → the family's name, without the path of the layer
     outer: tuple[str, str, str]  # the family's names of the embeddings, of the layers' path, and of the last norm
     direct: Mapping[str, tuple[str, int | None]]
-    """For each tensor that the family's files do not have: the parameter, and the half of its rows; None: all rows."""
+    """A layer's tensor that the family's files lack → the parameter, and which half of its rows (None: all rows)."""
     undo: Callable[[str, ModelConfig], Callable[[Tensor], Tensor]]
     """Function from (a tensor's name without blk.N, config) to the function that undoes the converter's change."""
 
@@ -78,14 +78,14 @@ def config_values(header: GgufHeader) -> dict[str, Any]:
 
 
 def refuse_unsupported(found: Metadata) -> None:
-    """Raise ModelError for options that change the computation, and that no supported file has."""
+    """Raise ModelError for scaled rotary embeddings, attention that is not causal, and sliding windows."""
     found.require("rope.scaling.type", "none")
     found.require("attention.causal", True)
     found.require("attention.sliding_window", 0)
 
 
 def translated(family: Family, config: ModelConfig) -> Family:
-    """Return the family with GGUF's names of tensors, if the config is that of a GGUF file."""
+    """Return the family; if the config is that of a GGUF file, with GGUF's names of tensors."""
     if KEY not in config.values:
         return family
     return replace(family, pieces=partial(pieces, family), can_have_head=False)

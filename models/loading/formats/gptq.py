@@ -93,7 +93,10 @@ class Gptq:
         )  # fmt: skip
 
     def _group(self, inputs: int, groups: int) -> int | None:
-        """Return the inputs of a group. A layer of its own settings (`dynamic`) may have other groups than the rest."""
+        """Return how many inputs a group has; None if `groups` groups do not fit.
+
+        A layer with its own settings (`dynamic`) may have groups of another size than group_size.
+        """
         stated = self.group if self.group > 0 else inputs
         if -(-inputs // stated) == groups:
             return stated

@@ -1,4 +1,4 @@
-"""Weights as integers, in which a group of an output's inputs shares a scale and a zero: (code - zero) · scale."""
+"""Weights as integers. A group of an output's inputs shares a scale and a zero point: (code - zero) · scale."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedIntegers(Composed):
-    """A weight [outputs, inputs] of integers with scales and zeros.
+    """A weight [outputs, inputs] of integers with scales and zero points.
 
-    The formats differ in how they store these: each defines `codes`, `zeros`, `scales` and, if groups need not be
+    The formats store these in different ways. Each format defines `codes`, `zeros`, `scales` and, if groups need not be
     consecutive inputs, `order`.
     """
 
@@ -29,7 +29,7 @@ class GroupedIntegers(Composed):
         raise NotImplementedError
 
     def zeros(self, read: Read) -> Tensor | None:
-        """Return the integers that stand for 0, [outputs, groups]; None if all are 2^(bits-1)."""
+        """Return the zero points, [outputs, groups]; None if all are 2^(bits-1)."""
         raise NotImplementedError
 
     def scales(self, read: Read) -> Tensor:
@@ -37,7 +37,10 @@ class GroupedIntegers(Composed):
         raise NotImplementedError
 
     def order(self, read: Read) -> Tensor | None:
-        """Return the group of each input, [inputs]; None if groups are consecutive inputs. Raises ModelError."""
+        """Return the group of each input, [inputs]; None if groups are consecutive inputs.
+
+        Raises ModelError for a group that does not exist.
+        """
         return None
 
     def values(self, read: Read, dtype: torch.dtype) -> Tensor:
@@ -51,7 +54,7 @@ class GroupedIntegers(Composed):
         return result
 
     def _other_order(self, read: Read) -> Tensor | None:
-        """Return the group of each input, unless groups are consecutive inputs."""
+        """Return the group of each input; None if groups are consecutive inputs, also if `order` lists them."""
         order = self.order(read)
         consecutive = torch.arange(self.shape[1]) // min(self.group, self.shape[1])
         return None if order is None or torch.equal(order, consecutive) else order
@@ -83,14 +86,14 @@ class GroupedIntegers(Composed):
 def form_of_integers(bits: int, inputs: int, group: int, has_zeros: bool, scale_dtype: str) -> Form | None:
     """Return the form in memory of integers in groups of consecutive inputs; None if no form is exact.
 
-    has_zeros: whether zeros may differ from 2^(bits-1).
+    has_zeros: whether zero points may differ from 2^(bits-1).
     """
     dtype = DTYPES.get(scale_dtype)
     if dtype is None or group % 32 or inputs % group or (has_zeros and bits != 4):
         return None
     if not has_zeros:
         return Form(bits, 64 if group % 64 == 0 else 32, dtype=dtype)
-    # Two groups share the numbers, because only then a minimum is a factor times a shared number.
+    # Spans of two groups, because only the groups of such a span store a minimum as a factor times a shared number.
     return Form(4, next(size for size in (64, 32, 16) if group % (2 * size) == 0), span=2, has_minima=True, dtype=dtype)
 
 

@@ -25,8 +25,8 @@ BREAKS = r"/\n{0,2}/"
 # Calls in one output.
 MOST_CALLS = 64
 MORE_CALLS = f"{{0,{MOST_CALLS - 1}}}"
-# Where templates separate calls by a line break, an output may end after one too. Otherwise a model that prefers it to
-# the end of its output would have to write another call.
+# Where templates separate calls by a line break, an output may also end with one. Otherwise a model that writes one
+# instead of ending its output would be forced to write another call.
 LAST_BREAK = '"\\n"?'
 
 
@@ -79,7 +79,7 @@ def output_grammar(
     """Return the grammar of an output that consists of an answer, of tool calls, of either, or of anything.
 
     answer: the grammar of the answer; None if there is none.
-    calls: the calls that are allowed; None if there are none. Without `answer` and `calls` there is a limit, and
+    calls: the calls that are allowed; None if there are none. If `answer` is None too, `limit` must be given, and
         anything may follow the thought.
     added: texts for which the tokenizer has a token of their own.
     reasoning: the format of reasoning that may come first; None if the model does not reason.
@@ -93,7 +93,7 @@ def output_grammar(
     if answer is not None and calls is None and not thought:
         return answer
     if answer is not None and calls is not None:
-        calls = replace(calls, required=True)  # An output that is not the answer is nothing but calls.
+        calls = replace(calls, required=True)  # An output with calls has no text, because text must be the answer.
     lines = ["TEXT: /(?s:.*)/", *thought, *(calls.rules(calls) if calls is not None else [])]
     if answer is not None:
         opening = "" if not thought else f"thought {BREAKS} " if begun else f"(thought {BREAKS})? "
@@ -105,7 +105,7 @@ def output_grammar(
         opening = "" if not thought else "thought " if begun else "thought? "
         start = [f"start: {opening}{BREAKS} {calls.marker(calls.begin)} calls"]
     else:
-        # A limited thought that has begun must end: the limit would not count if the text could be the answer's, too.
+        # A limited thought that has begun must end. Otherwise its text could be read as an answer's, without a limit.
         opening = "" if not thought else "thought " if begun and limit is not None else "thought? "
         repeated = "*" if calls.parallel else "?"
         start = [f"start: {opening}(trigger calls){repeated} TEXT", trigger_rule(calls)]

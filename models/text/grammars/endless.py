@@ -1,4 +1,4 @@
-"""Search for things that need themselves: parts of a schema or rules of a grammar that can never be complete."""
+"""Search for parts of a schema, or rules of a grammar, that can never be complete because they need themselves."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import TypeAlias
@@ -6,7 +6,7 @@ from typing import TypeAlias
 Group: TypeAlias = Sequence[Sequence[str]]
 """Alternative sets of names. All names of at least one set are needed."""
 Needs: TypeAlias = Mapping[str, Sequence[Group]]
-"""For each name the groups that it needs, all of them. A needed name that is no key can always be complete."""
+"""The groups that each name needs; it needs all of them. A name that is no key can always be complete."""
 
 MOST_PASSES = 64
 
@@ -26,7 +26,7 @@ def endless_in(needs: Needs) -> dict[str, None]:
 
 
 def cycle_from(name: str, needs: Needs, endless: Set[str]) -> list[str]:
-    """Return names of which each needs the next one, up to the first name again. `name` leads to them."""
+    """Return a cycle that can be reached from `name`: each name needs the next one, and the last is the first again."""
     chain = [name]
     while chain[-1] not in chain[:-1]:
         blocked = next(g for g in needs[chain[-1]] if not any(endless.isdisjoint(names) for names in g))

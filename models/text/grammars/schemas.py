@@ -1,4 +1,4 @@
-"""The parts of a JSON schema, and its dead ends: parts that no finite JSON follows, because they contain themselves."""
+"""The parts of a JSON schema, and its dead ends: parts that no finite JSON satisfies: they must contain themselves."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Part:
     """One schema within a schema."""
 
     schema: Mapping[str, Any]
-    groups: Sequence[Group]  # the parts that a value needs, by their paths
+    groups: Sequence[Group]  # the paths of the parts that a value must satisfy or contain
     others: Sequence[str]  # parts that describe the same value: those in allOf, anyOf and oneOf, and that of $ref
 
 
@@ -36,7 +36,7 @@ Parts: TypeAlias = dict[str, Part]
 
 
 def parts_of(root: Mapping[str, Any]) -> Parts:
-    """Return all parts of a schema that a value may have to follow."""
+    """Return all parts of a schema that a value may have to satisfy."""
     anchors = anchors_in(root)
     found: dict[str, Part] = {}
     waiting: list[tuple[str, object]] = [("#", root)]
@@ -68,7 +68,7 @@ def inner_schemas(path: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, o
 
 
 def groups_of(path: str, schema: Mapping[str, Any], references: Sequence[str]) -> list[Group]:
-    """Return the groups of parts that a value of the schema needs."""
+    """Return the groups of parts that a value of the schema must satisfy or contain."""
     groups: list[Group] = [[[target]] for target in references]
     groups += [[[f"{path}/allOf/{index}"]] for index in range(len(items_of(schema, "allOf")))]
     for keyword in ALTERNATIVES:
@@ -76,7 +76,7 @@ def groups_of(path: str, schema: Mapping[str, Any], references: Sequence[str]) -
             groups.append([[f"{path}/{keyword}/{index}"] for index in range(count)])
     types = schema.get("type")
     types = types if isinstance(types, list) else [types]
-    # Values of other types are finite.
+    # Only objects and arrays contain other values, and with "enum" or "const" these are finite too.
     if all(isinstance(each, str) for each in types) and COMPOSITES.issuperset(types) and not {*VALUES} & schema.keys():
         needs = {"object": needed_properties, "array": needed_items}
         groups.append([needs[each](path, schema) for each in types])
@@ -102,7 +102,7 @@ def needed_items(path: str, schema: Mapping[str, Any]) -> list[str]:
 
 
 def dead_end_in(parts: Parts) -> str:
-    """Say where a schema has a part that no finite value follows, and why; "" if it has none."""
+    """Return a message that names a part that no finite value satisfies, and the reason; "" if there is none."""
     needs = {path: part.groups for path, part in parts.items()}
     endless = endless_in(needs)
     if not endless:
@@ -122,7 +122,7 @@ def rebased(root: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def moved(value: Any) -> Any:
-    """Return a schema whose references, which begin at the root, begin at #/$defs/whole instead."""
+    """Return the schema with each reference to a path from the root changed to the same path from #/$defs/whole."""
     if isinstance(value, list):
         return [moved(each) for each in value]
     if not isinstance(value, Mapping):

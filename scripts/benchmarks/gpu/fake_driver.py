@@ -11,8 +11,8 @@ SHARED_BYTES = 227 * 1024
 """Shared memory of one program on the H100."""
 
 OnLaunch = Callable[..., None]
-"""Is called with what Triton passes to its launcher: grid (3), stream, function, metadata, launch metadata, the hooks
-before and after the launch, and all arguments, constants included."""
+"""Function that is called instead of a launch, with what Triton passes to its launcher: grid (3), stream, function,
+metadata, launch metadata, the hooks before and after the launch, and all arguments, constants included."""
 
 
 class FakeDriver:

@@ -145,8 +145,9 @@ Form = Callable[[Tensor], Tensor]
 def forms(kind: str, inputs: int, outputs: int) -> tuple[Form, Form]:
     """Return the products of x with random weights of this kind, native code's and torch's.
 
-    Integers are compared with torch's bfloat16: of the weights that were quantized, or of those in a GGUF block format.
-    Compressed weights are compared with native code's bfloat16, and rounded inputs with native code's of bfloat16.
+    Weights of integers are compared with torch's product of the same weights in bfloat16: those before they were
+    quantized, or those that GGUF blocks stand for. Compressed weights are compared with native code's product of
+    bfloat16 weights, and rounded inputs with native code's product of the same weights and unrounded inputs.
     """
     count = count_of(inputs, outputs)
     if kind.startswith(ROUNDED):

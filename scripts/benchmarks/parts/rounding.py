@@ -62,7 +62,7 @@ GATES = ("gate_proj", "shared_expert_gate", "g_b_proj")
 
 
 def part_of(owner: nn.Module) -> str:
-    """Return the part that the integer rows of an owner's projections belong to."""
+    """Return the part of the model that the quantizable rows of a layer's projections belong to."""
     if isinstance(owner, Mamba2Mixer | DeltaMixer | KdaMixer | ShortConv):
         return MIXER
     if isinstance(owner, Attention | LatentAttention):
@@ -88,7 +88,8 @@ def rounded(matrices: Sequence[Tensor], bits: int) -> Iterator[None]:
 
 @torch.inference_mode()
 def errors_by_part(model: Model, bits: int, predict: Callable[[Model], Tensor]) -> dict[str, float]:
-    """Return the mean divergence KL(exact ‖ rounded), in nats, by the part that is rounded: parts, ALL and INTEGERS.
+    """Return the mean divergence KL(exact ‖ rounded), in nats, if one part of the model is rounded: for each part, and
+    for ALL and INTEGERS.
 
     predict: returns log probabilities, [positions, vocabulary].
     """

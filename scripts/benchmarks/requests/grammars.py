@@ -155,7 +155,8 @@ async def measure(served: Served, vocabulary: int, rows: int, some: int, seconds
             figures.free.append(statistics.mean(await rates(http, vocabulary, [False] * rows, seconds)))
             found = await rates(http, vocabulary, mixed, seconds)
             figures.constrained.append(statistics.mean(found[:some]))
-            figures.mixed.append(statistics.mean(found[some:]))
+            if found[some:]:
+                figures.mixed.append(statistics.mean(found[some:]))
     return figures
 
 
@@ -164,5 +165,7 @@ def show(name: str, figures: Figures) -> None:
     mixed = {"the others": figures.mixed, "those with a grammar": figures.constrained}
     print(f"{name}: {free:.1f} tokens/s a stream without grammars")
     for what, of in mixed.items():
+        if not of:
+            continue
         shares = [rate / alone for rate, alone in zip(of, figures.free, strict=True)]
         print(f"  {what:<22} {statistics.median(of):7.1f} tokens/s, {100 * statistics.median(shares):5.1f} %")

@@ -24,7 +24,7 @@ from baton.api.machine import device
 
 CERTAIN = 1e6  # a logit that is always drawn
 RIGHT = 0.0
-ANSWERS: dict[bytes, Sequence[int]] = {}  # by packed prompt
+ANSWERS: dict[bytes, Sequence[int]] = {}  # the written answer to each packed prompt
 
 
 class OverruledDevice(TorchDevice):

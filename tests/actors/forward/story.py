@@ -1,5 +1,6 @@
 """A sequence of steps that every kind of device must run: a CPU, the late device (tests/late), and a GPU."""
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,11 +46,16 @@ class Story:
         decodes: dict[int, int],
         *checkpoints: WorkCheckpoint,
         masks: tuple[WorkMask, ...] = (),
+        late: tuple[WorkMask, ...] = (),
     ) -> None:
-        """Launch a step. decodes: the position of each decoding row."""
-        work = Work(len(self.ran), chunks, list(decodes), list(decodes.values()), list(checkpoints), list(masks))
+        """Launch a step. decodes: the position of each decoding row. late: masks that come after it is prepared."""
+        come = Future[list[WorkMask]]() if late else None
+        of_rows = chunks, list(decodes), list(decodes.values()), list(checkpoints), list(masks)
+        work = Work(len(self.ran), *of_rows, late=come)
         if work.step % 2:  # The device's thread may prepare a step first; other callers leave it to `launch`.
             self.device.prepare(work)
+        if come is not None:
+            come.set_result(list(late))
         self.in_flight.append(self.device.launch(work))
         if len(self.in_flight) == 2:
             self.settle()
@@ -72,7 +78,7 @@ class Story:
         self.device.copy(8, 7)
         self.run([WorkChunk(0, 0, 3, True)], {1: 71, 2: 4}, masks=(mask(0, 20, 60, 96), mask(2, 33)))
         for step in range(2):
-            self.run([], {1: 72 + step, 0: 3 + step, 2: 5 + step}, masks=(mask(0, *range(40, 50)),))
+            self.run([], {1: 72 + step, 0: 3 + step, 2: 5 + step}, late=(mask(0, *range(40, 50)),))
         while self.in_flight:
             self.settle()
         return self.ran

@@ -4,9 +4,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from baton.actors.forward.device import Work
+from baton.actors.forward.device import Work, WorkCommit, WorkMask
 from baton.actors.forward.launching import Done
 from baton.actors.forward.threads import DeviceThread
 from baton.actors.messages import Ran, Transferred
@@ -72,6 +73,32 @@ def test_no_call_is_made_after_one_that_raises() -> None:
     thread.close()
     assert [name for name, *_ in device.calls] == ["enter_thread", "launch"]
     assert [str(error) for error in failed] == ["the device is gone"]
+
+
+def test_closing_ends_a_step_whose_late_masks_never_come() -> None:
+    """So that the actors can be restarted after one of them has failed."""
+    device, delivered = MaskedCalls(), list[Any]()
+    thread = DeviceThread(device, delivered.append, delivered.append)  # type: ignore[arg-type]
+    come, missing = Future[list[WorkMask]](), Future[list[WorkMask]]()
+    thread.run(Work(1, [], [], [], [], late=come))
+    come.set_result([WorkMask(0, b"word")])
+    thread.run(Work(2, [], [], [], [], late=missing))
+    thread.run(Work(0, [], [], [], [], commits=[WorkCommit(1, 2, 3)]))  # accepted drafts of a row that has retired
+    thread.close()
+    assert device.masks == [[WorkMask(0, b"word")], []] and delivered == [ran(1), ran(2), ran(0)]
+
+
+class MaskedCalls(NotedCalls):
+    """A device whose steps wait for their late masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masks: list[list[WorkMask]] = []
+
+    def launch(self, work: Work) -> Done[Any] | None:
+        if work.late is not None:
+            self.masks.append(work.late.result())
+        return Done(ran(work.step), 0.0)
 
 
 def test_a_held_result_is_delivered_before_a_failure() -> None:

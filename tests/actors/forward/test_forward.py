@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from baton.actors.forward.actor import Forward
-from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkCommit, WorkDraft, WorkPrediction
-from baton.actors.grants import RowDrafts
+from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkCommit, WorkDraft, WorkMask, WorkPrediction
+from baton.actors.grants import RowDrafts, RowMask
 from baton.actors.lease import Lease, Ledger, Loan
 from baton.actors.messages import (
     Admit,
@@ -29,6 +29,7 @@ from baton.actors.messages import (
     Retire,
     Retired,
     Step,
+    StepMasks,
     Stepped,
     Transferred,
     Unmade,
@@ -317,3 +318,17 @@ def test_predictions_are_passed_on_for_rows_that_have_drawn(bench: Bench) -> Non
     assert work.predictions == [WorkPrediction(second, 3), WorkPrediction(first, 2)]
     bench.ran(1, 50, 60, not_finite=[0], predicted={second: [7, 8], first: [9]})
     assert bench.of(Stepped)[-1].predicted == [RowDrafts(2, pack([7, 8]))], "row 1 has failed"
+
+
+def test_late_masks_reach_their_step_even_if_a_row_has_retired_and_is_used_again(bench: Bench) -> None:
+    bench.admit(1)
+    bench.admit(2)
+    bench.step(1, Chunk(1, 4), Chunk(2, 4))
+    work = bench.step(2, masks=[RowMask(2, 5, b"known")], late=[1])
+    bench.receive(Retire(1, "limit", 5))
+    bench.admit(3)
+    assert work.late is not None and work.masks == [WorkMask(1, b"known")] and not work.late.done()
+    bench.receive(StepMasks(2, [RowMask(1, 5, b"late")]))
+    assert work.late.result() == [WorkMask(0, b"late")]
+    bench.ran(1, 7, 7)
+    bench.ran(2, 8, 8)

@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -80,13 +81,22 @@ class Bench:
         decodes: dict[int, int] | None = None,
         *checkpoints: WorkCheckpoint,
         masks: dict[int, list[int]] | None = None,
+        late: dict[int, list[int]] | None = None,
     ) -> Ran:
-        """Run a step. decodes: the position of each decoding row. masks: the allowed tokens of a row."""
+        """Run a step. decodes: the position of each decoding row. masks, late: the allowed tokens of a row."""
         self._steps += 1
         decodes = decodes or {}
-        words = [WorkMask(row, sum(1 << t for t in of).to_bytes(4, "little")) for row, of in (masks or {}).items()]
-        work = Work(self._steps, chunks, list(decodes), list(decodes.values()), list(checkpoints), words)
+        come = Future[list[WorkMask]]() if late is not None else None
+        of_rows = chunks, list(decodes), list(decodes.values()), list(checkpoints), words_of(masks or {})
+        work = Work(self._steps, *of_rows, late=come)
+        self.device.prepare(work)
+        if come is not None:
+            come.set_result(words_of(late or {}))
         return self.device.launch(work).collect().report
+
+
+def words_of(allowed: dict[int, list[int]]) -> list[WorkMask]:
+    return [WorkMask(row, sum(1 << token for token in of).to_bytes(4, "little")) for row, of in allowed.items()]
 
 
 def prompt(row: int, length: int) -> WorkChunk:
@@ -230,6 +240,17 @@ def test_a_row_draws_only_tokens_that_its_mask_allows() -> None:
     check_item(ran.logprobs[0].items[0], 1, drawn[0], 1)
     ran = bench.run([], {0: 1, 2: 1, 1: 1}, masks={0: [6]})
     assert unpack(ran.tokens)[:2] == [6, best(best(1))]
+
+
+def test_masks_that_come_late_hold_like_others() -> None:
+    """They hold for a row that ends its prompt and for one that decodes, despite biases; other rows keep their own."""
+    bench = Bench()
+    for row in range(4):
+        bench.open(row, [1], Sampling(seed=5, temperature=float(row == 3), logit_bias={best(1): 50.0}))
+    assert unpack(bench.run([prompt(0, 1), prompt(1, 1)], masks={1: [3]}, late={0: [2]}).tokens) == [2, 3]
+    chunks, decodes = [prompt(3, 1), prompt(2, 1)], {0: 1, 1: 1}
+    assert unpack(bench.run(chunks, decodes, masks={2: [5]}, late={1: [7], 3: [6]}).tokens) == [6, 5, best(1), 7]
+    assert unpack(bench.run([], {2: 1, 0: 2}, late={}).tokens) == [best(1), best(1)], "both rows have ended"
 
 
 def test_with_a_grammar_only_the_mask_bans_stop_tokens() -> None:

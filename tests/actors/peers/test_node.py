@@ -93,6 +93,25 @@ def test_engines_with_different_keys_are_not(tmp_path: Path) -> None:
     linked(tmp_path, scenario, b"another key of many bytes")
 
 
+def test_pauses_between_attempts_grow_and_begin_again_after_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses, attempts = list[float](), iter([False, False, False, False, True, False, False])
+
+    async def connect(self: PeerNode, address: str) -> None:
+        if not next(attempts):
+            raise ConnectionRefusedError
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 7:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(PeerNode, "_connect", connect)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(node("one")[1].keep_connected("unix:none"))
+    assert pauses == [0.25, 0.5, 1.0, 1.0, 0.25, 0.5, 1.0]
+
+
 def test_an_internal_error_ends_a_link_and_a_new_one_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failures = iter([True])
     receive = Link.receive

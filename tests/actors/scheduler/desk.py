@@ -3,13 +3,7 @@
 from typing import Any
 
 from baton.actors.lease import Lease, Ledger
-from baton.actors.messages import (
-    Ended,
-    Granted,
-    Message,
-    Settled,
-    Submit,
-)
+from baton.actors.messages import Ended, Granted, Message, Settled, Submit
 from baton.actors.requests import Hit, Request, Sampling, Stops
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.scheduler.plan import Limits

@@ -180,10 +180,10 @@ def test_now_and_then_a_step_is_plain() -> None:
 def test_a_row_with_a_grammar_feeds_the_drafts_that_came_with_its_mask() -> None:
     desk = drafting()
     row = desk.scheduler.state.rows[1]
-    row.constrained, row.steady_until = True, 0
+    ahead, before = [b"after one", b"after two", b"after three"], Proposal(1, row.position, pack(TOKENS[:1]), 0.9)
+    row.constrained, row.steady_until, row.mask = True, 0, RowMask(1, row.position, b"", [b""], before)
     settle(desk)
     desk.sent.clear()
-    ahead = [b"after one", b"after two", b"after three"]
     for number, position in ((2, row.position), (2, row.position + 1)):
         own = Proposal(1, position, pack(TOKENS[:number]), 0.9)
         desk.receive(Masked([RowMask(1, position, b"words", ahead[:number], own)], []))

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import structs
 
 from baton.actors.control import Speeds
-from baton.actors.grants import Chunk, RowMask
+from baton.actors.grants import Chunk, Proposal, RowMask
 from baton.actors.kinds import Kind
 from baton.actors.lease import Ledger
 from baton.actors.requests import Request, Sampling, Stops
@@ -60,23 +60,37 @@ def constrained(grant: int, position: int, mask_at: int | None = None) -> Schedu
     return drawing
 
 
-def test_a_row_with_a_grammar_decodes_as_soon_as_its_mask_is_there_and_others_do_not_wait() -> None:
-    step = plan(state(row(1, 9), constrained(2, 9), constrained(3, 9, 9), constrained(4, 9, 10))).step
+def test_a_row_with_a_grammar_decodes_whether_its_mask_is_there_or_comes_late() -> None:
+    step = plan(state(row(1, 9), constrained(2, 9, 9), constrained(3, 9, 10))).step
     assert step is not None
-    assert step.decodes == [1, 4] and step.sit_out == [2, 3]
-    assert step.masks == [RowMask(4, 10, b"words")]
+    assert step.decodes == [1, 2, 3] and step.sit_out == []
+    assert step.late == [2] and step.masks == [RowMask(3, 10, b"words")]
 
 
-def test_the_last_token_of_a_prompt_waits_for_the_mask_of_the_first_output_token() -> None:
+def test_a_row_whose_last_mask_had_drafts_waits_for_the_next_one() -> None:
+    drafting = constrained(2, 9, 9)
+    drafting.mask = RowMask(2, 9, b"words", [b"more"], Proposal(2, 9, b"", 0.9))
+    step = plan(state(row(1, 9), drafting)).step
+    assert step is not None
+    assert step.decodes == [1] and step.sit_out == [2] and step.late == []
+
+
+def test_no_step_follows_one_whose_late_masks_have_not_come() -> None:
+    waiting = state(row(1, 9))
+    waiting.unmasked = {2}
+    assert plan(waiting).step is None
+
+
+def test_the_first_mask_may_come_while_the_end_of_the_prompt_is_computed() -> None:
     step = plan(state(constrained(1, 0), constrained(2, 0, 8), constrained(3, 7), constrained(4, 7, 8))).step
     assert step is not None
-    assert step.chunks == [Chunk(1, 7), Chunk(2, 8), Chunk(4, 1)]
-    assert [mask.grant for mask in step.masks] == [2, 4] and step.sit_out == []
+    assert step.chunks == [Chunk(1, 8), Chunk(2, 8), Chunk(3, 1), Chunk(4, 1)]
+    assert [mask.grant for mask in step.masks] == [2, 4] and step.late == [1, 3] and step.sit_out == []
 
 
 def test_a_mask_is_not_sent_before_the_prompt_ends() -> None:
     step = plan(state(constrained(1, 0, 8), step_tokens=4)).step
-    assert step is not None and step.chunks == [Chunk(1, 4)] and step.masks == []
+    assert step is not None and step.chunks == [Chunk(1, 4)] and step.masks == step.late == []
 
 
 def test_a_row_with_a_grammar_is_never_steady() -> None:

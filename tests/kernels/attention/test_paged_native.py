@@ -136,6 +136,16 @@ def test_positions_before_a_tokens_window_are_not_seen(window: int, seen_from: i
 
 @pytest.mark.usefixtures("target")
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_the_weight_of_an_unseen_position_is_zero(dtype: torch.dtype) -> None:
+    """The position is in a block with seen ones, and the least result of exp times its value would be about 1."""
+    batch = drawn(Layout(1, 1, 16, 16, [(140, 1)], window=3), dtype)
+    expected = batch.run()
+    batch.values[batch.table[0, 128 // 16], 128 % 16] = 2.0**126
+    assert torch.equal(batch.run(), expected)
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("start", [255, 256, 300])
 def test_pages_before_the_block_in_which_a_window_begins_are_not_read(start: int, dtype: torch.dtype) -> None:
     """Blocks have 64 positions, and begin at multiples of 64."""

@@ -20,17 +20,17 @@ BF16 = torch.bfloat16
 INF, NAN = float("inf"), float("nan")
 SIZES = st.integers(1, 100)
 FAR = (1e-38, 3e38, INF, -INF, NAN, -0.0, 1e-40, -9e-41, 0.0)
-"""Numbers whose upper bytes the tables of these weights have not."""
+"""Numbers whose upper bytes are not in the tables of `drawn` weights, so their units are kept whole."""
 
 
 def drawn(outputs: int, inputs: int, seed: int = 0) -> Tensor:
-    """Return a weight of which no unit is kept whole, except one that the inputs end within."""
+    """Return a weight without units that are kept whole, except those within which the inputs end."""
     weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed))
     return torch.where(weight.abs() < 0.01, 0.01, weight).bfloat16()
 
 
 def with_far(weight: Tensor) -> Tensor:
-    """Return the weight with numbers that make units whole: the first, the last, neighbouring ones, and single ones."""
+    """Return the weight with some units that must be kept whole: the first, the last, neighbours, and single ones."""
     weight, (outputs, inputs) = weight.clone(), weight.shape
     for number, far in enumerate(FAR):
         weight[number * 7 % outputs, (number * 97 + 41) % inputs] = far
@@ -40,7 +40,7 @@ def with_far(weight: Tensor) -> Tensor:
 
 
 def bits(x: Tensor) -> Tensor:
-    """Return the bits of numbers, which differ between NaNs and between zeros."""
+    """Return the bits of numbers, so that NaNs can be compared, and 0 and -0 differ."""
     return x.contiguous().view(torch.int16)
 
 
@@ -129,7 +129,7 @@ def test_a_weight_is_smaller_by_a_quarter() -> None:
 
 @pytest.mark.usefixtures("target")
 def test_a_weight_that_does_not_shrink_stays_as_it_is() -> None:
-    """One upper byte of its own in every twelfth unit."""
+    """Every twelfth unit has an upper byte that is not in the table, so too many units would be kept whole."""
     weight = drawn(32, 960)
     weight[3, ::48] = torch.tensor([1e-30 * 8.0**power for power in range(20)])
     assert native.compressed(weight) is None
@@ -184,7 +184,7 @@ def test_without_native_code_nothing_is_compressed() -> None:
 def test_a_fault_in_the_decoding_is_noticed_when_a_library_is_loaded(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The data have one other code, in the last whole unit's neighbour, which is as if it was decoded wrongly."""
+    """One code in the data is changed, in the unit before the last whole one, as if it was decoded wrongly."""
     honest = native.compressed
 
     def changed(weight: Tensor) -> Tensor | None:

@@ -41,7 +41,7 @@ def kept_experts(matrices: list[Groups], parts: int, dtype: torch.dtype) -> Pack
 def exact_product(x: Tensor, weights: Tensor, groups: Groups, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return x @ weightsᵀ + bias, and the sum of its terms' magnitudes: float64 [rows, outputs].
 
-    A minimum is a term of its own, however small the weight is.
+    A weight's minimum counts as a separate term, because the weight may be much smaller than its two terms.
     """
     numbers = weights.double()
     ones = Groups(groups.form, torch.zeros_like(groups.codes), *groups.fields()[1:]).numbers().double()

@@ -39,7 +39,7 @@ def drawn(form: Form, seed: int, rows: int, outputs: int, spans: int, dtype: tor
 
 
 def without_ties(x: Tensor, group: int) -> Tensor:
-    """Return x with zeros for inputs near the middle between two integers: targets without FMA may round them apart."""
+    """Return x with 0 for inputs close to halfway between two integers, which some targets would round differently."""
     largest = F.pad(x.float(), (0, -x.shape[1] % group)).view(len(x), -1, group).abs().amax(2)
     scaled = x.float() * (127 / largest).repeat_interleave(group, 1)[:, : x.shape[1]]
     return torch.where((scaled.frac().abs() - 0.5).abs() < 1e-3, 0, x)

@@ -47,8 +47,8 @@ def convert(
 ) -> Path:
     """Write the checkpoint in a folder as a GGUF file.
 
-    choose: from a tensor's name to the type of its numbers, for tensors with at least two dimensions
-    vocabulary: writes the tokenizer; None: that of the tests' checkpoints
+    choose: returns the type of a tensor's numbers, given its name; called for tensors with at least two dimensions.
+    vocabulary: writes the tokenizer; None: write_vocabulary, for the tests' checkpoints.
     """
     config = json.loads((folder / "config.json").read_text())
     config = {**config, **config.get("text_config", {})}

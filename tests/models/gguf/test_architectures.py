@@ -31,7 +31,8 @@ PLAIN = (
 NAMES: dict[str, dict[str, Any]] = {
     **{name: {} for name in PLAIN},
     "qwen3_next-moe": ALL_EXPERTS,
-    "kimi_linear-moe": {"linear_attn_config": KIMI_MOE["linear_attn_config"] | {"num_heads": 4}},  # as many as others
+    # KDA with as many heads as attention has.
+    "kimi_linear-moe": {"linear_attn_config": KIMI_MOE["linear_attn_config"] | {"num_heads": 4}},
     "nemotron_h-moe": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
     "falcon_h1-gate-first": {"mamba_conv_bias": True},  # llama.cpp crashes without
 }  # fmt: skip

@@ -22,23 +22,20 @@ from tests.models.oracle import Oracle
 
 LARGEST = 448.0
 ROWS, COLUMNS = 48, 20
-"""Size of a block: smaller than the weights, and no divisor of most weights' sizes."""
+"""Size of a block. It is smaller than the weights, and does not divide the sizes of most of them."""
 PROJECTION = re.compile(r".*(_proj(_[a-z]+)?|_linear|\.w[123])(\.\d)?(\.weight)?")
 
 
 @dataclass(frozen=True)
 class Format:
-    """A tool's way to write FP8: the block that a scale covers, by the weight's rows and columns, and stored scales.
+    """The format in which a tool stores FP8 weights and their scales."""
 
-    shape: reshapes the scales. name: what a scale's name adds to the weight's.
-    """
-
-    config: dict[str, Any]
-    block: Callable[[int, int], tuple[int, int]]
-    shape: Callable[[Tensor], Tensor] = lambda scale: scale
-    name: str = "_scale"
-    dtype: torch.dtype = torch.float32
-    in_own_file: bool = False
+    config: dict[str, Any]  # the quantization_config
+    block: Callable[[int, int], tuple[int, int]]  # (a weight's rows, columns) → rows and columns that share a scale
+    shape: Callable[[Tensor], Tensor] = lambda scale: scale  # reshapes the scales [blocks, blocks] as they are stored
+    name: str = "_scale"  # suffix of a weight's name in the name of its scales
+    dtype: torch.dtype = torch.float32  # dtype of the scales
+    in_own_file: bool = False  # whether the config is in hf_quant_config.json instead of config.json
 
 
 def group(strategy: str, **more: Any) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-// AMX's instructions. The compilers' own functions do not say that they read memory, so GCC 12 may write it only
-// afterwards. Strides are between rows, in bytes.
+// AMX's instructions. The compilers' intrinsics do not declare that they read memory, so GCC 12 may move writes of
+// that memory to after the instruction. Strides are between rows, in bytes.
 #pragma once
 
 #include <cstdint>

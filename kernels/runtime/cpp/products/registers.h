@@ -43,7 +43,7 @@ namespace baton {
 
 constexpr int64_t TILE_HEIGHT = 1;
 
-struct TileRegisters {  // There are none.
+struct TileRegisters {  // A stand-in for targets without tile registers.
     void set_height(int64_t) {}
 };
 

@@ -91,8 +91,8 @@ template <class F> void for_tiles(int64_t rows, int64_t columns, F f) {
 // How many k of the right side are adjacent in memory for each column: 2 for bfloat16, else 1.
 template <class L> constexpr int64_t PAIRED = sizeof(float) / sizeof(L);
 
-// Numbers of a matrix product's bfloat16 operands are padded with zeros to a multiple of this many inputs, and memory of
-// the left one to a multiple of TILE_HEIGHT rows.
+// The inputs of a product's bfloat16 operands are padded with zeros to a multiple of this number. The left operand's
+// memory has room for a multiple of TILE_HEIGHT rows.
 #if defined(__AMX_BF16__)
 constexpr int64_t WHOLE_INPUTS = TILE_INPUTS;
 #else
@@ -120,9 +120,9 @@ void multiply(int64_t rows, int64_t columns, int64_t count, Matrix<const L> left
     });
 }
 
-// Products of float32 matrices whose operands stay as they are. Rounded does the same with operands in another form, so
-// operands are made first: make_left(rows, count, ...) and make_right(count, columns, ...) write that form to memory of
-// left_size and right_size floats and return the operand; `left` returns one that was made before.
+// Products of float32 matrices whose operands stay as they are. Rounded has the same interface, for operands that are
+// first converted: make_left(rows, count, ...) and make_right(count, columns, ...) convert a matrix into memory of
+// left_size and right_size floats, and return the operand. `left` returns an operand that was made before.
 struct Plain {
     static constexpr int BLOCK = TILE_ROWS;
     using Left = Matrix<const float>;
@@ -143,9 +143,9 @@ struct Plain {
                                    {right.at + column, right.stride}, kept, {to.at + column, to.stride});
     }
 
-    // Solving a system block by block: `empty_right` returns a right side whose inputs put_right adds, and add_lower
-    // adds to rows [begin, end) the product of `left` with the inputs that are there, those before `begin`. `begin` is a
-    // multiple of BLOCK.
+    // These three solve a system block by block. `empty_right` returns a right side without inputs, and put_right adds
+    // inputs [begin, end) to it. add_lower adds to rows [begin, end) the product of `left` with the inputs before
+    // `begin`, which is a multiple of BLOCK.
     static Right empty_right(int64_t, int64_t, Matrix<const float> from, float *) { return from; }
     static void put_right(int64_t, int64_t, int64_t, Matrix<const float>, Right) {}
     static void add_lower(int64_t begin, int64_t end, int64_t columns, Left left, Right right, Matrix<float> to) {
@@ -154,7 +154,7 @@ struct Plain {
                  {to.at + begin * to.stride, to.stride});
     }
 
-    // The product of a lower triangular matrix: after the diagonal, `left` holds zeros. kept is not null.
+    // Multiply with a lower triangular matrix: `left` holds zeros after the diagonal. kept is not null.
     static void multiply_lower(int64_t rows, int64_t columns, Left left, Right right, Matrix<const float> kept,
                                Matrix<float> to) {
         for (int64_t row = 0; row < rows; row += TILE_ROWS) {

@@ -74,9 +74,10 @@ struct TileSums {
     }
 };
 
-// to [rows, columns] ← kept·to + the sums that add(sums, row, column) adds to two tiles of rows from tile `row` on and
-// two of columns from tile `column` on, or to one where there is no second. Tiles are 16 rows high, and columns is a
-// multiple of LANES. kept: a factor for each row; null: `to` is overwritten without being read.
+// to [rows, columns] ← kept·to + sums. add(sums, row, column) adds the products of two tiles of rows, from tile `row`
+// on, and of two tiles of columns, from tile `column` on, or of one where there is no second.
+// Tiles are 16 rows high, and columns is a multiple of LANES. kept: a factor for each row; null: `to` is overwritten
+// without being read.
 template <class F>
 void in_tiles(int64_t rows, int64_t columns, Matrix<const float> kept, Matrix<float> to, F add) {
     const auto block = [&](auto down, auto across, int64_t row, int64_t column) {

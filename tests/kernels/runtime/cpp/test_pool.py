@@ -81,7 +81,7 @@ over.set()
 computing.join()
 assert status == 0, turn
 """
-# A program whose calling thread treats denormals as zero, after another one started the workers, and does so no more.
+# A program that switches flushing of denormals on and off in its calling thread, after the workers were started.
 FLUSHED = """
 import sys
 from pathlib import Path
@@ -116,7 +116,7 @@ def test_workers_come_and_go_and_change_no_bit() -> None:
 
 @pytest.mark.parametrize("flags", [[], ["-fsanitize=thread"]], ids=["", "sanitized"])
 def test_each_part_is_done_once(flags: list[str], tmp_path: Path) -> None:
-    """Loops of two threads, of which some parts and callers sleep, on pools of one to five threads."""
+    """Two threads run loops on pools of one to five threads. Some parts sleep, and some callers pause between loops."""
     run_stress(tmp_path, flags, [])
 
 

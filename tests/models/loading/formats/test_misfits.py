@@ -123,7 +123,7 @@ def test_settings_of_bitsandbytes_that_do_not_fit_are_named(
 
 @pytest.mark.parametrize("target", ["re:" + "(" * 900, "re:a{99999999999999}", "re:" + "a" * 2000])
 def test_targets_that_are_no_patterns_are_refused(oracle: Oracle, tmp_path: Path, target: str) -> None:
-    """Two groups of layers with different settings: then targets are compared with names."""
+    """Targets are compared with layers' names only if there are two groups of layers with different settings."""
     path, _ = written(oracle, tmp_path, "nemotron_h", WAYS["packed"])
     other = settings("pack-quantized", num_bits=8, strategy="channel")["config_groups"]["group_0"]
 
@@ -137,7 +137,7 @@ def test_targets_that_are_no_patterns_are_refused(oracle: Oracle, tmp_path: Path
 
 
 def test_zeros_beyond_the_bits_are_refused(oracle: Oracle, tmp_path: Path) -> None:
-    """Otherwise the weight would be another one when its integers stay integers than when it is dequantized."""
+    """The 4-bit form in memory could not represent them, so a kept weight would differ from a dequantized one."""
 
     def change(tensors: dict[str, Any]) -> None:
         for name in [name for name in tensors if name.endswith("weight_zero_point")]:
@@ -159,7 +159,7 @@ def test_a_weight_that_is_stored_in_two_ways_is_refused(oracle: Oracle, tmp_path
 
 
 def test_layers_have_their_own_settings(oracle: Oracle, tmp_path: Path) -> None:
-    """Keys and values in 4 bits by pattern, the other projections in 8 bits by their class."""
+    """A pattern selects keys and values for 4 bits, and the layers' class selects the other projections for 8 bits."""
     four, eight = packed(4, 32, symmetric=True), packed(8, None, symmetric=False)
     config = settings("pack-quantized", num_bits=8, strategy="channel", symmetric=False)
     of_keys = four.config["config_groups"]["group_0"] | {"targets": [r"re:.*[kv]_proj$"]}
