@@ -140,12 +140,18 @@ class Engines(PeerEngines):
 
 
 class Cluster:
-    """Everything that one seed runs: two or three engines, and the network between them."""
+    """Everything that one seed runs: two or three engines, and the network between them.
 
-    def __init__(self, seed: int, tracing: bool = False, may_draft: bool = True) -> None:
+    may_draft: as in `draw`.
+    is_narrow: whether engines have one row each.
+    """
+
+    def __init__(self, seed: int, tracing: bool = False, may_draft: bool = True, is_narrow: bool = False) -> None:
         rng = self.rng = random.Random(f"cluster of {seed}")
         self.counters: Counter[str] = Counter()
         scenarios = draw_scenarios(rng, seed, may_draft)
+        if is_narrow:
+            scenarios = [replace(each, limits=replace(each.limits, max_running=1)) for each in scenarios]
         self.engines = [
             Engine(f"engine {index}", scenario, rng.choice(ROLES), random.Random(f"{seed}.{index}"), tracing)
             for index, scenario in enumerate(scenarios)
