@@ -1,4 +1,4 @@
-"""The connections of an engine to its peers: it listens, connects again and again, and runs a Link over each."""
+"""The connections of an engine to its peers: listening, connecting and reconnecting, and one Link over each."""
 
 import asyncio
 import secrets
@@ -24,11 +24,11 @@ MOST_STRANGERS = 16  # connections whose handshake is not complete; further ones
 TOKEN_BYTES = 16
 
 MakeMover = Callable[[socket.socket, socket.socket, Pulled], Mover]
-"""Makes a mover from the sockets that it reads from and that it serves, and the function for ends of pulls."""
+"""Makes a mover. Arguments: the socket on which it reads, the socket on which it serves, and its `pulled`."""
 
 
 class PeerRefused(Exception):
-    """The reason why a peer cannot be linked: it is of another version, model or layout."""
+    """The error for a peer that cannot be linked, because its version, model or layout differs."""
 
 
 class QueueWire:
@@ -50,13 +50,13 @@ class Expected:
 
 
 class PeerNode:
-    """Listens for peers, and keeps a connection to each configured address."""
+    """The connections of one engine: it listens for peers, and keeps a connection to each configured address."""
 
     def __init__(self, engines: PeerEngines, make_mover: MakeMover, key: bytes) -> None:
         self._engines, self._make_mover, self._key = engines, make_mover, key
         self._log = structlog.get_logger()
-        self._expected: dict[bytes, Expected] = {}  # by token
-        self._strangers = 0
+        self._expected: dict[bytes, Expected] = {}  # by the token of Hello
+        self._strangers = 0  # connections whose handshake is not complete
         self._numbers = count(1)
 
     async def serve(self, listening: socket.socket) -> None:
@@ -67,7 +67,7 @@ class PeerNode:
                 while True:
                     try:
                         sock, _ = await loop.sock_accept(listening)
-                    except OSError as error:  # Descriptors are exhausted: peers connect again later.
+                    except OSError as error:  # Out of descriptors. Peers connect again later.
                         self._log.warning("no peer can be accepted", error=str(error))
                         await asyncio.sleep(FIRST_PAUSE_S)
                         continue
@@ -85,15 +85,15 @@ class PeerNode:
             try:
                 await self._connect(address)
                 pause, last_error = FIRST_PAUSE_S, ""
-            except (OSError, ValueError, ChannelError, PeerRefused) as error:  # ValueError: no name of a host
+            except (OSError, ValueError, ChannelError, PeerRefused) as error:  # ValueError: invalid host name
                 if str(error) != last_error:
                     last_error = str(error)
                     self._log.warning("no link to the peer", address=address, error=last_error or type(error).__name__)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
             except Exception:
                 self._log.exception("a link has failed", address=address)
                 pause = LONGEST_PAUSE_S
             await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
 
     # The connecting side
 
@@ -132,7 +132,7 @@ class PeerNode:
             self._add_to_link(opened, channel)
 
     def _add_to_link(self, opened: Open, channel: Channel) -> None:
-        """Pass a mover's connection to the link that waits for it; close the connection if none does."""
+        """Pass a mover's connection to the link that waits for it. Close the connection if no link does."""
         expected = self._expected.get(opened.token)
         if expected is not None:
             # The connecting side reads where this side serves.
@@ -167,14 +167,14 @@ class PeerNode:
     # Both sides
 
     async def _their_hello(self, channel: Channel) -> Hello:
-        """Receive the peer's Hello. Raises PeerRefused if the engines differ, ChannelError if it is no Hello."""
+        """Receive the peer's Hello. Raises PeerRefused if the engines differ, ChannelError for another frame."""
         async with asyncio.timeout(channels.HANDSHAKE_SECONDS):
             data = await channel.receive()
         if (version := _version_of(data)) != VERSION:
             raise PeerRefused(f"version is {VERSION} here and {version} at the peer")
         frame = _decoded(data)
         if not isinstance(frame, Hello):
-            raise ChannelError(f"a {type(frame).__name__} where a Hello was expected")
+            raise ChannelError(f"the peer sent a {type(frame).__name__} instead of a Hello")
         if difference := disagreement(self._engines.hello, frame):
             raise PeerRefused(difference)
         return frame
@@ -240,11 +240,11 @@ def _decoded(data: bytes) -> Frame:
     try:
         return decode(data)
     except channels.UNDECODABLE as error:
-        raise ChannelError(f"no frame: {error}") from error
+        raise ChannelError(f"the peer sent bytes that are not a frame: {error}") from error
 
 
 def _version_of(data: bytes) -> int:
     try:
         return version_of(data)
     except channels.UNDECODABLE as error:
-        raise ChannelError(f"no Hello: {error}") from error
+        raise ChannelError(f"the peer sent bytes that are not a Hello: {error}") from error

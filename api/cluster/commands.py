@@ -1,4 +1,4 @@
-"""`baton cluster`: start a cluster, look at it, restart its engines, and end it."""
+"""`baton cluster`: the commands that start, show, restart and stop a cluster."""
 
 import asyncio
 import os
@@ -39,10 +39,13 @@ def run(options: dict[str, Any], signals: Signals) -> int:
 
 
 def in_folder(cluster: ClusterFile, folder: Path) -> ClusterFile:
-    """Return the cluster with the whole path of its model, which is relative to the file's folder, or a name."""
+    """Return the cluster with an absolute path of its model, which the file gives relative to its own folder.
+
+    A model that is named on the hub, and is no such folder, stays as it is.
+    """
     if cluster.model is None or (hub_name(cluster.model) is not None and not (folder / cluster.model).exists()):
         return cluster
-    # Links stay: in the hub's cache a GGUF file is a link to a blob, which has no name.
+    # Do not resolve links: in the hub's cache a GGUF file is a link to a blob, whose name has no suffix.
     return msgspec.structs.replace(cluster, model=os.path.abspath(folder / cluster.model))
 
 
@@ -56,7 +59,7 @@ def socket_of(file: Path) -> Path:
 
 
 async def up(cluster: ClusterFile, file: Path, signals: Signals) -> int:
-    """Run a cluster until a signal comes. Raises ControlError if it runs already, ConfigError for a wrong option."""
+    """Run a cluster until a signal or `down`. Raises ControlError if it runs already, ConfigError for wrong options."""
     folder = folder_of(file)
     (folder / "peers").mkdir(mode=0o700, parents=True, exist_ok=True)
     loop, where = asyncio.get_running_loop(), file.parent
@@ -65,7 +68,7 @@ async def up(cluster: ClusterFile, file: Path, signals: Signals) -> int:
     peers = peer_addresses(cluster, (folder / "peers").relative_to(where))
     supervisor = Supervisor(cluster, launcher, local, peers, operator_key(cluster, where))
     signals.deliver_on(loop, supervisor.stop)
-    signals.take()  # again: Ray has replaced the handlers
+    signals.take()  # Install the handlers again: Ray has replaced them.
     async with listening(supervisor, socket_of(file)):
         log = structlog.get_logger()
         log.info("cluster", file=str(file), logs=str(folder / "logs"))
@@ -81,7 +84,7 @@ def on_ray(cluster: ClusterFile) -> Launcher:
 
 
 def operator_key(cluster: ClusterFile, folder: Path) -> str:
-    """Return the first API key; empty without keys. Raises ConfigError if keys cannot be read."""
+    """Return the operator's key, which is the first API key; empty without keys. Raises ConfigError."""
     options = shared_keys(cluster) | {name: cluster.router[name] for name in KEYS if name in cluster.router}
     if "api_key_file" in options:
         options["api_key_file"] = str(folder / options["api_key_file"])

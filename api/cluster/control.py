@@ -1,4 +1,4 @@
-"""How `baton cluster status`, `logs`, `restart` and `down` reach the supervisor: HTTP over a Unix socket."""
+"""HTTP over a Unix socket, with which `baton cluster status`, `logs`, `restart` and `down` reach the supervisor."""
 
 import asyncio
 import json
@@ -17,12 +17,12 @@ URL = "http://cluster"
 
 
 class ControlError(Exception):
-    """The supervisor cannot be reached, or refuses."""
+    """The error of a supervisor that cannot be reached, or that refuses a command."""
 
 
 @asynccontextmanager
 async def listening(supervisor: Supervisor, path: Path) -> AsyncIterator[None]:
-    """Answer commands on the socket `path`. Raises ControlError if another supervisor does."""
+    """Answer commands on the socket `path`. Raises ControlError if another supervisor listens there."""
     if len(bytes(path)) > LONGEST_PATH:
         raise ControlError(f"{path} is too long for a Unix socket: change to the folder of the file")
     if await reachable(path):
@@ -30,7 +30,7 @@ async def listening(supervisor: Supervisor, path: Path) -> AsyncIterator[None]:
     remove(path)
     runner = web.AppRunner(make_app(supervisor), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    await web.UnixSite(runner, str(path)).start()  # the folder is its owner's alone
+    await web.UnixSite(runner, str(path)).start()  # only the owner can enter the folder
     try:
         yield
     finally:
@@ -54,7 +54,7 @@ def make_app(supervisor: Supervisor) -> web.Application:
     async def restart(request: web.Request) -> web.Response:
         names, known = await request.json(), {member.name for member in supervisor.members}
         if unknown := sorted(set(names) - known):
-            raise web.HTTPNotFound(text=f"there is no process {unknown[0]!r}, but {', '.join(sorted(known))}")
+            raise web.HTTPNotFound(text=f"there is no process {unknown[0]!r}; processes: {', '.join(sorted(known))}")
         await supervisor.restart(names)
         return web.json_response(None)
 

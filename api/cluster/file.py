@@ -1,4 +1,4 @@
-"""The file that describes a cluster."""
+"""The TOML file that describes a cluster: its format and its checks."""
 
 import tomllib
 from pathlib import Path
@@ -16,24 +16,30 @@ Seconds = Annotated[float, Meta(gt=0, le=1e7)]
 OF_PROCESS = frozenset(
     {
         "model", "host", "port", "engine", "engine_name", "peer", "peer_listen", "peer_key_file", "drain_to",
-        "uds", "tls_cert", "tls_key",
     }
 )  # fmt: skip
-"""Options that the cluster sets itself, and those that its supervisor could not follow."""
+"""Options that the cluster sets itself."""
+WITHOUT_TLS = "a cluster's processes use plain HTTP: remove it, and put a proxy with TLS in front of the router"
+NOT_IN_CLUSTERS = {
+    "uds": "a cluster's processes listen on TCP: remove it; the router listens on `host` and `port` of [router]",
+    "tls_cert": WITHOUT_TLS,
+    "tls_key": WITHOUT_TLS,
+}
+"""Options with which the supervisor could not reach a process: why, and what to do instead."""
 
 
 class EngineGroup(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Engines with the same options."""
+    """A group of engines with the same options."""
 
-    replicas: Count | None = None  # how many run; in place of `min` and `max`
-    min: Count = 1  # how many run at least
-    max: Count | None = None  # how many run at most [min]
-    port: Annotated[int, Meta(ge=1, le=65535)] | None = None  # of the first, the next one has the next [free ones]
-    cpus: Annotated[float, Meta(gt=0)] = 1.0  # of each; only Ray looks at it
-    gpus: Count = 0  # of each
-    resources: dict[str, float] = {}  # Ray's further resources of each
-    variables: dict[str, str] = {}  # environment variables
-    options: dict[str, Any] = {}  # of `baton serve`, such as role = "prefill"
+    replicas: Count | None = None  # number of engines; replaces `min` and `max`
+    min: Count = 1  # least number of engines
+    max: Count | None = None  # greatest number of engines [min]
+    port: Annotated[int, Meta(ge=1, le=65535)] | None = None  # first engine's; then the next ports [free ones]
+    cpus: Annotated[float, Meta(gt=0)] = 1.0  # CPUs of each engine; only Ray uses this
+    gpus: Count = 0  # GPUs of each engine
+    resources: dict[str, float] = {}  # further resources that Ray reserves for each engine
+    variables: dict[str, str] = {}  # environment variables of each engine
+    options: dict[str, Any] = {}  # options of `baton serve`, such as role = "prefill"
 
     @property
     def least(self) -> int:
@@ -46,28 +52,28 @@ class EngineGroup(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Scaling(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When engines are added and removed."""
+    """The conditions under which engines are added to a group and removed from it."""
 
-    queue: Seconds = 1.0  # add an engine if the queues of a group take longer than this, on average
-    up_after: Seconds = 5.0  # seconds that this must last
-    down_after: Seconds = 120.0  # remove an engine if one fewer could have done the work for so long
+    queue: Seconds = 1.0  # add an engine if a group's mean queue is longer than this, in seconds
+    up_after: Seconds = 5.0  # how long the queue must have been longer, in seconds
+    down_after: Seconds = 120.0  # remove an engine if one fewer could have done the work for this many seconds
 
 
 class ClusterFile(Struct, forbid_unknown_fields=True, kw_only=True):
     """A cluster: one router, and groups of engines that serve one model."""
 
     engines: Annotated[dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]*$")], EngineGroup], Meta(min_length=1)]
-    model: str | None = None  # a folder, relative to the file's, or a name on the hub [the bundled model]
+    model: str | None = None  # a folder, relative to the file's folder, or a name on the hub [the bundled model]
     launcher: Literal["local", "ray"] = "local"
-    linked: bool = True  # whether engines exchange states, and hand over what they have when they leave
-    options: dict[str, Any] = {}  # of every engine, as in `baton serve --help`
+    linked: bool = True  # whether engines exchange states, and hand their sessions and states over when they leave
+    options: dict[str, Any] = {}  # options of `baton serve` for every engine
     router: dict[str, Any] = {}  # options of `baton route`
     scaling: Scaling = Scaling()
     ray: dict[str, Any] = {}  # arguments of ray.init, such as address = "auto"
 
 
 def read_cluster(path: Path) -> ClusterFile:
-    """Read and check a cluster's file. Raises ConfigError, which names what is wrong."""
+    """Read and check a cluster's file. Raises ConfigError, which names the wrong entry."""
     try:
         values = tomllib.loads(read_small(str(path)).decode())
         cluster = msgspec.convert(values, ClusterFile)
@@ -85,13 +91,18 @@ def read_cluster(path: Path) -> ClusterFile:
 
 
 def check_options(where: str, options: dict[str, Any], fixed: frozenset[str]) -> None:
-    """Check options of a command. Raises ConfigError. fixed: options that the cluster sets."""
+    """Raise ConfigError for an unknown option, a wrong value, or an option that the file may not set.
+
+    fixed: options that the cluster sets itself
+    """
     known = {field.name for field in configuration.fields()}
     for name in options:
         if name not in known:
             raise ConfigError(f"{where}: there is no option {name!r}")
         if name in fixed:
             raise ConfigError(f"{where}: the cluster sets {name!r} itself")
+        if name in NOT_IN_CLUSTERS:
+            raise ConfigError(f"{where}: {name!r} is not possible, because {NOT_IN_CLUSTERS[name]}")
     try:
         configuration.load(options, {})
     except ConfigError as error:

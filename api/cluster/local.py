@@ -43,13 +43,13 @@ class LocalProcess:
 
 
 class LocalLauncher:
-    """Starts processes on this machine. They get SIGTERM if this process ends."""
+    """A launcher of processes on this machine. They get SIGTERM if this process ends."""
 
     def __init__(self, folder: Path, logs: Path, host: str = LOCAL) -> None:
-        """folder: in which processes run. logs: the folder of their logs. host: where they listen by default."""
+        """folder: working directory of the processes. logs: folder of their logs. host: their default address."""
         self._folder, self._logs, self._host = folder, logs, host
-        self._ports: dict[str, int] = {}
-        self._gpus: dict[str, list[int]] = {}  # of each process
+        self._ports: dict[str, int] = {}  # by name: the port that the process keeps when it is restarted
+        self._gpus: dict[str, list[int]] = {}  # by name: the numbers of the process's GPUs
         logs.mkdir(parents=True, exist_ok=True)
 
     async def start(self, spec: ProcessSpec) -> LocalProcess:
@@ -58,7 +58,7 @@ class LocalLauncher:
         path = self._logs / f"{spec.name}.log"
         try:
             process = await self._run(spec, port, path)
-        except OSError as error:  # no process, no descriptor, no room for the log
+        except OSError as error:  # out of processes or descriptors, or no space for the log
             raise LaunchError(f"{spec.name}: {error}") from None
         self._ports[spec.name] = port
         return LocalProcess(process, f"http://{self._host if host == '0.0.0.0' else host}:{port}", path)
@@ -73,7 +73,7 @@ class LocalLauncher:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                start_new_session=True,  # Ctrl-C ends the cluster in order
+                start_new_session=True,  # Ctrl-C reaches only the supervisor, which stops the processes in order.
                 preexec_fn=end_with_parent,
             )
 
@@ -84,7 +84,7 @@ class LocalLauncher:
         pass
 
     def _devices(self, spec: ProcessSpec) -> dict[str, str]:
-        """Return the variable with the GPUs of a process: those that it had, or else the first free ones."""
+        """Return CUDA_VISIBLE_DEVICES with the process's GPUs: those of its last start, or else the first free ones."""
         if not spec.gpus:
             return {}
         used = {number for name, own in self._gpus.items() if name != spec.name for number in own}
@@ -95,13 +95,13 @@ class LocalLauncher:
 
 
 def end_with_parent() -> None:
-    """Let the kernel send SIGTERM to this process when its parent ends, however it ends."""
+    """Let the kernel send SIGTERM to this process when its parent ends for any reason."""
     if sys.platform == "linux":
         LIBC.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def free_port(host: str) -> int:
-    """Return a port of this machine that is free now. Raises LaunchError."""
+    """Return a port of `host` that is free now. Raises LaunchError."""
     try:
         with socket.socket() as probe:
             probe.bind((host, 0))

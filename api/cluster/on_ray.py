@@ -1,7 +1,7 @@
 """The launcher of processes on the nodes of a Ray cluster.
 
-Ray places each process and its resources, and restarts the actor whose child the process is. It sees neither requests
-nor states: engines talk to the router, and to each other, as everywhere.
+Each process is the child of a Ray actor. Ray places the actor and its resources, and restarts it. Ray sees neither
+requests nor states: engines talk to the router and to each other directly.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from baton.api.config import ConfigError
 
 NAMESPACE = "baton"
 LOST = -9  # the exit code of a process whose actor or node has died
-START_S = 60.0  # how long an actor may take to start its process, once it has a place
+START_S = 60.0  # how long an actor may take to start its process after Ray has placed it
 
 
 class ProcessActor:
-    """Runs one process on a Ray node. If the actor dies, the kernel sends SIGTERM to the process."""
+    """A Ray actor that runs one process on its node. If the actor dies, the kernel sends SIGTERM to the process."""
 
     def __init__(self) -> None:
         from ray.util import get_node_ip_address
@@ -41,7 +41,7 @@ class ProcessActor:
         return free_port(self._host)
 
     async def start(self, spec: ProcessSpec, key: str) -> str:
-        """Start the process, and return its URL. key: the secret of links between engines; empty: none."""
+        """Start the process, and return its URL. key: content of --peer-key-file; empty: the option is not set."""
         if key:
             path = self._folder / "key"
             path.touch(mode=0o600)
@@ -93,7 +93,7 @@ class RayProcess:
         return str(await self._call("log", lines) or "")
 
     async def _call(self, method: str, *arguments: object) -> object:
-        """Call the actor; an actor that has died does nothing."""
+        """Call the actor. Return None if it has died."""
         from ray.exceptions import RayError
 
         with suppress(RayError):
@@ -102,10 +102,10 @@ class RayProcess:
 
 
 class RayLauncher:
-    """Starts each process as the child of an actor, in a placement group with its resources."""
+    """A launcher that starts each process as the child of a Ray actor, in a placement group with its resources."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        """Connect to Ray. arguments: of ray.init. Raises ConfigError if Ray is not installed, or cannot be reached."""
+        """Connect to Ray. arguments: of ray.init. Raises ConfigError if Ray is not installed or cannot be reached."""
         try:
             import ray
         except ImportError:
@@ -118,8 +118,8 @@ class RayLauncher:
         self._key = secrets.token_hex(16)
         self._actors: dict[str, Any] = {}
         self._groups: dict[str, Any] = {}
-        self._peers: dict[str, str] = {}  # the address at which each engine listens for the later ones
-        self._ports: dict[str, int] = {}  # for links
+        self._peers: dict[str, str] = {}  # by engine, in order of their start: the address for its peers
+        self._ports: dict[str, int] = {}  # by engine: the port of that address, kept over restarts
 
     async def start(self, spec: ProcessSpec) -> RayProcess:
         from ray.exceptions import RayError
@@ -146,7 +146,7 @@ class RayLauncher:
         await asyncio.to_thread(self._ray.shutdown)
 
     async def _place(self, spec: ProcessSpec) -> Any:
-        """Return the actor of a process, which has one as long as the cluster needs it. Wait for its resources."""
+        """Return the process's actor, which all its starts share. Create it if there is none: wait for resources."""
         from ray.util import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -166,7 +166,7 @@ class RayLauncher:
         return self._actors[spec.name]
 
     async def _linked(self, spec: ProcessSpec, actor: Any) -> ProcessSpec:
-        """Return the process with the addresses of this cluster: it connects to the engines that were placed before."""
+        """Add the addresses of links to the options: the engine connects to the engines that were placed before it."""
         options = dict(spec.options)
         if "peer_listen" in options:
             if spec.name not in self._ports:

@@ -1,4 +1,4 @@
-"""From a cluster's file to its processes."""
+"""The processes that a cluster's file describes: their names, options and addresses."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,10 +16,9 @@ def engine_name(group: str, number: int) -> str:
 
 
 def engine_spec(cluster: ClusterFile, group: str, number: int, peers: Mapping[str, str]) -> ProcessSpec:
-    """Return the engine `number` of a group, as it is to be started.
+    """Return the process of engine `number` of a group.
 
-    peers: the address of each engine that the cluster may have, by name; empty if they are not linked. The later one
-    of two engines connects to the earlier one.
+    peers: from `peer_addresses`. Each engine connects to the engines that are listed before it.
     """
     own, name = cluster.engines[group], engine_name(group, number)
     options: dict[str, Any] = {"engine_name": name, **cluster.options, **own.options}
@@ -37,9 +36,10 @@ def engine_spec(cluster: ClusterFile, group: str, number: int, peers: Mapping[st
 
 
 def successor_of(cluster: ClusterFile, group: str, number: int) -> str | None:
-    """Return the engine that gets the states of one that leaves; None if there is no other one in its group.
+    """Return the engine of the group that takes over sessions and states when engine `number` leaves; None: no engine.
 
-    It is the one before, which is there as long as this one is; and of the first the second, if that always runs.
+    It is the engine before, which runs as long as this one, because the last engine of a group is removed first. For
+    the first engine it is the second, if the group always has two.
     """
     if number:
         return engine_name(group, number - 1)
@@ -47,9 +47,9 @@ def successor_of(cluster: ClusterFile, group: str, number: int) -> str | None:
 
 
 def peer_addresses(cluster: ClusterFile, folder: Path) -> dict[str, str]:
-    """Return the address of each engine that the cluster may have, by name, prefill engines first.
+    """Return the address of each engine that may run, by name, prefill engines first; {} if engines are not linked.
 
-    folder: of their sockets, relative to the folder in which they run.
+    folder: folder of the engines' sockets, relative to their working directory.
     """
     groups = sorted(cluster.engines, key=lambda name: role_of(cluster, name) != "prefill")
     names = [engine_name(group, number) for group in groups for number in range(cluster.engines[group].most)]
@@ -61,10 +61,10 @@ def role_of(cluster: ClusterFile, group: str) -> str:
 
 
 def router_spec(cluster: ClusterFile, engines: Sequence[str]) -> ProcessSpec:
-    """Return the router. engines: the URLs of those that run."""
+    """Return the router's process. engines: URLs of the running engines."""
     return ProcessSpec(ROUTER, "route", {**shared_keys(cluster), **cluster.router, "engine": engines})
 
 
 def shared_keys(cluster: ClusterFile) -> dict[str, Any]:
-    """Return the options of all engines that a router needs too."""
+    """Return the options for API keys that all engines share, which the router needs too."""
     return {name: cluster.options[name] for name in KEYS if name in cluster.options}

@@ -9,11 +9,11 @@ from baton.api.config import flag
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """A process of a cluster, as it is to be started."""
+    """The description from which a process of a cluster is started."""
 
     name: str
     command: str  # "serve" or "route"
-    options: Mapping[str, Any]  # of the command; without a port any free one is used
+    options: Mapping[str, Any]  # options of the command; without `port` the launcher uses a free one
     model: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     cpus: float = 1.0
@@ -21,7 +21,7 @@ class ProcessSpec:
     resources: Mapping[str, float] = field(default_factory=dict)
 
     def arguments(self, host: str, port: int) -> list[str]:
-        """Return the arguments of Python that run the command with these defaults of `host` and `port`."""
+        """Return Python's arguments to run the command. host, port: used unless `options` sets them."""
         options = {"host": host, "port": port, "log_format": "json"} | dict(self.options)
         model = [self.model] if self.model is not None else []
         return [
@@ -34,7 +34,7 @@ class ProcessSpec:
 
 
 def given(name: str, value: object) -> Sequence[str]:
-    """Return an option as it is given on the command line."""
+    """Return an option as arguments of the command line."""
     if isinstance(value, bool):
         return [flag(name)] if value else []
     values = value if isinstance(value, list | tuple) else [value]
@@ -46,15 +46,15 @@ class RunningProcess(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL at which the process listens."""
         ...
 
     async def wait(self) -> int:
-        """Wait for its end; return the exit code, which is negative for a signal."""
+        """Wait until the process ends. Return its exit code, or minus the number of the signal that ended it."""
         ...
 
     async def stop(self) -> None:
-        """Send SIGTERM, after which it drains and ends."""
+        """Send SIGTERM, after which the process drains and ends."""
         ...
 
     async def kill(self) -> None:
@@ -62,25 +62,25 @@ class RunningProcess(Protocol):
         ...
 
     async def log(self, lines: int) -> str:
-        """Return the last lines of its log."""
+        """Return the last lines of the process's log."""
         ...
 
 
 class Launcher(Protocol):
-    """A way to run processes."""
+    """A way to start processes: on this machine, or on Ray's nodes."""
 
     async def start(self, spec: ProcessSpec) -> RunningProcess:
         """Start a process. Raises LaunchError if that cannot be done."""
         ...
 
     async def release(self, name: str) -> None:
-        """Give back what a process held, after it has ended for good."""
+        """Free the resources of a process that will not be started again."""
         ...
 
     async def close(self) -> None:
-        """Close the connection to what runs processes, after all of them have ended."""
+        """Close the launcher after all its processes have ended."""
         ...
 
 
 class LaunchError(Exception):
-    """A process could not be started."""
+    """The error of a process that could not be started."""

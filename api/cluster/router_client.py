@@ -11,30 +11,30 @@ PATH = "/debug/engines"
 
 
 class SeenLoad(Struct):
-    """The load of an engine, as the router shows it."""
+    """The load of an engine, as the router reports it."""
 
     rows: int = 0
     queue_seconds: float = 0.0
 
 
 class SeenEngine(Struct):
-    """An engine, as the router shows it."""
+    """An engine, as the router reports it."""
 
     url: str
     name: str
     phase: str
     role: str
-    boot: str  # differs after each start
-    requests: int  # that the router has sent to it since it was found
+    boot: str  # a new value for each start of the engine
+    requests: int  # requests that the router has sent to the engine since it last found it
     load: SeenLoad
 
 
 class RouterLostError(Exception):
-    """The router does not answer, or refuses."""
+    """The error of a router that does not answer, or that refuses."""
 
 
 class RouterClient:
-    """Asks a router for its engines, and adds and removes them."""
+    """A client of the router's /debug/engines: it lists, adds and removes engines."""
 
     def __init__(self, key: str) -> None:
         """key: the operator's API key; empty without keys."""

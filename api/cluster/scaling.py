@@ -1,4 +1,4 @@
-"""When a group of engines grows and shrinks."""
+"""The decision when a group of engines grows or shrinks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class GroupLoad:
     """The load of a group's engines, all of which are ready."""
 
     queues: Sequence[float]  # seconds of each engine's queue
-    rows: Sequence[int]  # of each engine
+    rows: Sequence[int]  # running requests of each engine
 
     @property
     def mean_queue(self) -> float:
@@ -19,21 +19,24 @@ class GroupLoad:
 
     @property
     def could_be_fewer(self) -> bool:
-        """Whether nothing waits, and the last engine's rows would be less than the others' own."""
+        """Whether nothing waits, and the others could take over the last engine's rows.
+
+        They can if their rows grow to at most 1 + 1 ÷ n times what they are now, where n is the number of engines.
+        """
         return len(self.rows) > 1 and not any(self.queues) and self.rows[-1] <= sum(self.rows[:-1]) / len(self.rows)
 
 
 class Scaler:
-    """Decides by seconds of queue, and by how long they have been so."""
+    """The decisions for all groups, by the length of their queues and by how long it has lasted."""
 
     def __init__(self, settings: Scaling) -> None:
         self._settings = settings
-        self._since: dict[tuple[str, bool], float] = {}  # since when a group has been too busy, or not busy enough
+        self._since: dict[tuple[str, bool], float] = {}  # since when (group, True) is too busy, (group, False) too idle
 
     def change(self, group: str, load: GroupLoad, least: int, most: int, now: float) -> int:
-        """Return 1 if the group needs a further engine, -1 if it needs one fewer, else 0.
+        """Return 1 if the group needs one more engine, -1 if it needs one fewer, else 0.
 
-        now: seconds of a clock that never goes back
+        now: time of a monotonic clock, in seconds
         """
         settings, count = self._settings, len(load.queues)
         if self._lasts((group, True), load.mean_queue > settings.queue and count < most, now, settings.up_after):
@@ -43,7 +46,7 @@ class Scaler:
         return 0
 
     def _lasts(self, key: tuple[str, bool], holds: bool, now: float, seconds: float) -> bool:
-        """Return whether something has held for so long; if so, begin to count again."""
+        """Return whether a condition has held for this many seconds. If so, begin to count again."""
         if not holds:
             self._since.pop(key, None)
             return False

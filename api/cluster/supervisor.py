@@ -1,4 +1,4 @@
-"""The supervisor of a cluster: it keeps the router and the engines running, and their number right."""
+"""The supervisor of a cluster: it keeps the router and the engines running, and scales the groups of engines."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from baton.api.cluster.processes import Launcher, ProcessSpec
 from baton.api.cluster.router_client import RouterClient, RouterLostError, SeenEngine
 from baton.api.cluster.scaling import GroupLoad, Scaler
 
-LOOK_S = 0.5  # between looks at what the router says
-HUNG_S = 30.0  # an engine that the router has lost for so long, though it runs, is killed
+LOOK_S = 0.5  # seconds between two queries of the router
+HUNG_S = 30.0  # an engine is killed if its process runs, but the router has had no events from it for this long
 TRIED_S = 5.0  # how long a restarted engine may go without a request before the next one is restarted
 READY_S = 600.0  # how long an engine may take to be ready
 
 
 class Supervisor:
-    """The processes of a cluster. Engines join and leave the router as they start and end."""
+    """A supervisor of the router and the engines. It adds engines to the router as they start, and removes them."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class Supervisor:
         key: str,
         hung_after: float = HUNG_S,
     ) -> None:
-        """launcher: of the engines. local: of the router, which runs on this machine.
+        """launcher: starts the engines. local: starts the router, which runs on this machine.
 
-        peers: the engines' addresses for each other, by name
-        key: API key for the router's administration; empty without keys
-        hung_after: seconds after which an engine is killed that runs, but that the router has lost
+        peers: the address at which each engine listens for other engines, by the engine's name
+        key: the operator's API key; empty without keys
+        hung_after: as HUNG_S
         """
         self._cluster, self._launcher, self._peers, self._hung_after = cluster, launcher, peers, hung_after
         self._client = RouterClient(key)
@@ -45,17 +45,17 @@ class Supervisor:
         self._router = KeptProcess(ROUTER, self._router_spec, local)
         self._groups: dict[str, list[KeptProcess]] = {name: [] for name in cluster.engines}
         self._seen: dict[str, SeenEngine] = {}  # the router's engines, by URL
-        self._heard: dict[str, int] = {}  # the latest start of each engine that the router has heard of, by name
-        self._lost_since: dict[str, float] = {}  # by name
+        self._heard: dict[str, int] = {}  # by engine: the value of `starts` for which the router has had events
+        self._lost_since: dict[str, float] = {}  # by engine: when the router lost it
         self._stop = asyncio.Event()
-        self._restart = asyncio.Lock()  # two restarts at once would take two engines away
+        self._restart = asyncio.Lock()  # one restart at a time, so that only one engine is missing
 
     @property
     def members(self) -> list[KeptProcess]:
         return [self._router, *(member for group in self._groups.values() for member in group)]
 
     async def run(self) -> None:
-        """Run the cluster until `stop` is called and all its processes have ended."""
+        """Run the cluster until `stop` is called. Return when all its processes have ended."""
         async with self._tasks:
             for group, settings in self._cluster.engines.items():
                 for _ in range(settings.least):
@@ -71,19 +71,22 @@ class Supervisor:
         self._stop.set()
 
     async def restart(self, names: list[str]) -> None:
-        """Restart engines, or all without names, one by one: the next when the last one answers requests again."""
+        """Restart the named engines, or all engines if there are no names, one after another.
+
+        Each answers requests again before the next one is restarted. The router is restarted last, if it is named.
+        """
         chosen = [member for group in self._groups.values() for member in group if not names or member.name in names]
         async with self._restart:
             for member in chosen:
                 if not member.stopping:
                     known = self._seen.get(member.url or "")
                     await member.restart()
-                    await self._until_it_answers(member, known.boot if known is not None else "")
+                    await self._wait_ready(member, known.boot if known is not None else "")
             if self._router.name in names:
                 await self._router.restart()
 
     def status(self) -> list[dict[str, Any]]:
-        """Return what is known of each process."""
+        """Return the state of each process, for `baton cluster status`."""
         return [self._status_of(member) for member in self.members]
 
     def _router_spec(self) -> ProcessSpec:
@@ -91,7 +94,7 @@ class Supervisor:
         return router_spec(self._cluster, urls)
 
     def _add(self, group: str) -> None:
-        """Start a further engine of a group."""
+        """Start one more engine of a group."""
         number = len(self._groups[group])
         make_spec = partial(engine_spec, self._cluster, group, number, self._peers)
         member = KeptProcess(engine_name(group, number), make_spec, self._launcher)
@@ -102,18 +105,18 @@ class Supervisor:
         self._tasks.create_task(member.run())
 
     async def _remove(self, group: str) -> None:
-        """Let the last engine of a group drain and end."""
+        """Let the last engine of a group drain, and remove it from the group when it has ended."""
         member = self._groups[group][-1]
         await member.stop()
         self._groups[group].remove(member)
 
     async def _end(self) -> None:
-        """Let the router drain, then the engines."""
+        """Stop the router, then all engines. Each drains first."""
         await self._router.stop()
         await asyncio.gather(*(member.stop() for group in self._groups.values() for member in group))
 
     async def _watch(self) -> None:
-        """Look at the router again and again: add and remove engines, scale groups, and kill engines that hang."""
+        """Query the router at intervals. Update its engines, scale the groups, and kill hung engines."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -125,7 +128,8 @@ class Supervisor:
         if (router := self._router.url) is None:
             return
         engines = [member for group in self._groups.values() for member in group]
-        urls = {member.address for member in engines if member.address is not None}  # the router knows what they had
+        # An engine that has ended and will be started again stays in the router, which remembers its sessions.
+        urls = {member.address for member in engines if member.address is not None}
         seen = await self._client.engines(router)
         for url in urls - seen.keys():
             await self._client.add(router, url)
@@ -137,7 +141,10 @@ class Supervisor:
             await self._scale(group)
 
     async def _kill_hung(self, engines: list[KeptProcess]) -> None:
-        """Kill engines that run, were heard of since they started, and have not been heard of for long."""
+        """Kill each engine whose process runs, but which the router has lost for `hung_after` seconds.
+
+        An engine of which the router has had no events since its start is left alone: it may still be loading.
+        """
         now = asyncio.get_running_loop().time()
         for member in engines:
             known = self._seen.get(member.url or "")
@@ -151,12 +158,12 @@ class Supervisor:
                 await member.kill()
 
     async def _scale(self, group: str) -> None:
-        """Add or remove an engine of a group, if its queues have been long, or it has been idle, for long enough."""
+        """Add an engine to a group with long queues, or remove one from a group that needs fewer."""
         settings, members = self._cluster.engines[group], self._groups[group]
         seen = [self._seen[member.url] for member in members if member.url in self._seen]
         ready = [engine.load for engine in seen if engine.phase == "ready"]
         if len(ready) < len(members):
-            return
+            return  # An engine is starting, draining or lost: its share of the load is not known.
         load = GroupLoad([each.queue_seconds for each in ready], [each.rows for each in ready])
         change = self._scaler.change(group, load, settings.least, settings.most, asyncio.get_running_loop().time())
         if change:
@@ -167,10 +174,10 @@ class Supervisor:
         elif change < 0:
             self._tasks.create_task(self._remove(group))
 
-    async def _until_it_answers(self, member: KeptProcess, boot: str) -> None:
-        """Wait until a restarted engine is ready, and has been sent a request unless none comes.
+    async def _wait_ready(self, member: KeptProcess, boot: str) -> None:
+        """Wait until a restarted engine is ready and the router has sent it a request, at most TRIED_S for the request.
 
-        boot: what the router calls the run that has ended
+        boot: the `boot` of the engine's run before the restart
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + READY_S

@@ -1,4 +1,4 @@
-"""Requests that all engines answer together: lists of sessions, metrics, and commands to every engine."""
+"""Requests that all engines answer together: lists, metrics, and commands to every engine."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -18,11 +18,11 @@ from baton.api.routing.forwarding import HOP_BY_HOP, answered, passed_on
 
 TIMEOUT_S = 10.0
 PREFIX, TOTAL_PREFIX = "baton:", "baton:all_engines_"
-NOT_ADDED = ("baton:state_chance",)  # gauges whose sum means nothing
+NOT_ADDED = ("baton:state_chance",)  # gauges whose sum over engines has no meaning
 
 
 class EngineMetrics:
-    """A collector of the metrics that engines have sent, each with the engine's name as a label, and of their sums."""
+    """A collector of the engines' metrics, labelled with the engine's name, and of their sums over the engines."""
 
     def __init__(self) -> None:
         self._families: dict[str, Metric] = {}
@@ -42,7 +42,7 @@ class EngineMetrics:
 
 
 def total(family: Metric) -> Metric:
-    """Return the sums of a family over the engines, under another name, so that queries do not add them once more."""
+    """Return a family's sums over the engines, under another name, so that queries do not add engines and sums."""
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in family.samples:
         labels = tuple(item for item in sample.labels.items() if item[0] != "engine")
@@ -55,7 +55,7 @@ def total(family: Metric) -> Metric:
 
 
 def sum_of(bodies: Sequence[bytes]) -> web.Response | None:
-    """Return the sums of the engines' answers if they are objects with counts, such as of aborted requests."""
+    """Return the sums of the engines' answers if they are objects with counts, such as {"aborted": 2}; else None."""
     try:
         found = [msgspec.json.decode(body, type=dict[str, int]) for body in bodies]
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -64,7 +64,7 @@ def sum_of(bodies: Sequence[bytes]) -> web.Response | None:
 
 
 class AllEngines:
-    """Asks all engines, and puts their answers together."""
+    """The part of a router that asks all engines and joins their answers."""
 
     def __init__(self, fleet: Fleet, http: aiohttp.ClientSession, own: CollectorRegistry) -> None:
         """own: the router's metrics."""
@@ -87,12 +87,12 @@ class AllEngines:
         return answer_json({"object": "list", "data": [item for _, answer in answers for item in answer["data"]]})
 
     async def listed(self, request: web.Request) -> web.Response:
-        """Join the lists that the engines answer with. Each object gets the name of its engine, as `engine_name`."""
+        """Join the lists that the engines answer. Each object gets the name of its engine as `engine_name`."""
         answers = await self._answers(request)
         return answer_json([{"engine_name": view.name, **item} for view, answer in answers for item in answer])
 
     async def _answers(self, request: web.Request) -> list[tuple[EngineView, Any]]:
-        """Return what the engines answer to a client's GET. Raises ApiError 503 if none answers."""
+        """Return the engines' answers to a client's GET. Raises ApiError 503 if no engine answers."""
         headers, views = passed_on(request.headers, HOP_BY_HOP), self._views()
         texts = await self._texts(request.path_qs, views, headers)
         if all(text is None for text in texts):
@@ -100,9 +100,10 @@ class AllEngines:
         return [(view, msgspec.json.decode(text)) for view, text in zip(views, texts, strict=True) if text is not None]
 
     async def ask_all(self, request: web.Request) -> web.Response:
-        """Send a request to every engine. Answer with the first answer that is an error, or else with all of them.
+        """Send a request to every engine. Return the first answer that is an error, or else the sum of their answers.
 
-        Raises ApiError 503 if an engine does not answer; the others have the request all the same.
+        If the answers cannot be added, return the last one. Raises ApiError 503 if an engine does not answer; the other
+        engines have carried out the request nevertheless.
         """
         body, views = await request.read(), self._views()
         answers = await asyncio.gather(*(self._ask(view, request, body) for view in views), return_exceptions=True)
@@ -118,7 +119,7 @@ class AllEngines:
         return sum_of([cast(bytes, response.body) for response in responses]) or responses[-1]
 
     async def _ask(self, view: EngineView, request: web.Request, body: bytes) -> web.Response:
-        """Return an engine's answer to a client's request. Raises ApiError 503 if there is none."""
+        """Return an engine's answer to a client's request. Raises ApiError 503 if it does not answer."""
         headers, url = passed_on(request.headers, HOP_BY_HOP), f"{view.url}{request.path_qs}"
         try:
             with view.unless_lost():

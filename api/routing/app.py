@@ -1,4 +1,4 @@
-"""The router's application: what it answers itself, and everything else, which an engine answers."""
+"""The router's application: the requests that it answers itself; engines answer all others."""
 
 import ipaddress
 import time
@@ -27,13 +27,13 @@ from baton.api.security import GUARD, Guard, cors_headers
 from baton.api.version import VERSION
 
 QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/engines", "/debug/peers", "/debug/slots"})
-TRACE_ID = "x-trace-id"  # the engine's header
+TRACE_ID = "x-trace-id"  # the header in which an engine returns the trace id
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 routes = web.RouteTableDef()
 
 
 def make_router(config: Config) -> web.Application:
-    """Build the application. Raises ConfigError if API keys cannot be read, or an engine's URL is none."""
+    """Build the application. Raises ConfigError if API keys cannot be read, or an engine's URL is invalid."""
     if wrong := [url for url in config.engine if not is_engine_url(url)]:
         raise ConfigError(f"--engine: expected http://HOST:PORT, not {wrong[0]!r}")
     app = web.Application(middlewares=[middleware], client_max_size=config.body_limit)
@@ -87,7 +87,7 @@ async def list_engines(request: web.Request) -> web.Response:
 
 @routes.post("/debug/engines")
 async def add_engine(request: web.Request) -> web.Response:
-    """Let an engine join. An engine reads what clients ask, so only the operator may add one."""
+    """Add an engine. It will read the requests of clients, so only the operator may add one."""
     check_operator(request)
     body = convert(await read_object(request), EngineRequest)
     if not is_engine_url(body.url):
@@ -100,18 +100,18 @@ async def add_engine(request: web.Request) -> web.Response:
 
 @routes.delete("/debug/engines")
 async def remove_engine(request: web.Request) -> web.Response:
-    """Let an engine leave. Its running requests go on."""
+    """Remove an engine. It gets no new requests, and those that it is answering go on."""
     check_operator(request)
     body, fleet = convert(await read_object(request), EngineRequest), request.app[ROUTER].fleet
     view = next((view for view in fleet if view.url == body.url.rstrip("/")), None)
     if view is None:
         raise ApiError(404, f"there is no engine {body.url}", "not_found_error", "url", "engine_not_found")
-    await fleet.remove(view)
+    fleet.remove(view)
     return answer_json({"url": view.url, "removed": True})
 
 
 def is_engine_url(text: str) -> bool:
-    """Return whether a text is the URL of an engine."""
+    """Return whether a text can be the URL of an engine: http or https, with a host."""
     try:
         url = URL(text)
     except ValueError:
@@ -130,7 +130,7 @@ def check_operator(request: web.Request) -> None:
 
 
 def describe(fleet: Fleet, view: EngineView) -> dict[str, object]:
-    """Return what is known of an engine."""
+    """Return the description of an engine in /debug/engines."""
     about = {"url": view.url, "name": view.name, "phase": view.phase, "why": view.why, "model": view.model}
     holds = {"states": fleet.index.count(view.number), "sessions_and_responses": len(view.names)}
     return {
@@ -179,7 +179,7 @@ async def at_one_engine(request: web.Request) -> web.StreamResponse:
 
 @web.middleware
 async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a request, and log one line for it."""
+    """Answer a request, and write a line to the log."""
     request[REQUEST_ID] = new_id("req")
     started, status, router = time.monotonic(), errors.CLIENT_LEFT, request.app[ROUTER]
     about: dict[str, object] = {}
@@ -198,7 +198,7 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
 
 
 async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Check access, call the handler, and turn failures into error responses."""
+    """Check access, call the handler, and turn exceptions into error responses."""
     try:
         request.app[GUARD].admit(request)
         check_encoding(request)

@@ -1,4 +1,4 @@
-"""The reading of a request, before the router passes it on."""
+"""The parts of a request that decide which engine it goes to."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,32 +9,33 @@ import msgspec
 from baton.api.events.frames import name_of
 from baton.api.routing.prompts import Chain, Raw, read_chain
 
-# The last part of a path that holds the id of a session or response, and the part before it.
+# The parts of a path that are followed by the id of a session or response.
 HOLDERS = ("sessions", "conversations", "responses")
 OPENING = ("/v1/sessions", "/v1/conversations", "/open_session")
+"""Paths that open a session."""
 COUNTING = ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens")
-"""Paths that do not compute the prompt in their bodies."""
-NOT_IDS = ("input_tokens",)  # POST /v1/responses/input_tokens counts the tokens of a body
+"""Paths whose bodies have a prompt that the engine does not compute."""
+NOT_IDS = ("input_tokens",)  # in /v1/responses/input_tokens this part is not an id
 FIELDS = ("previous_response_id", "conversation", "session", "session_id", "session_params", "response_id")
-"""The fields of a body that name a session or response, or hold an object with its id."""
-REFERENCE = b'"item_reference"'  # the type of an item that stands for one of a stored response
-FORK = "/fork"  # ends the path of a request that copies a session
-NEW_IDS = {"/open_session": "session_id"}  # the field with the id of a new session; elsewhere it is "id"
+"""The fields of a body that hold the id of a session or response, or an object with that id."""
+REFERENCE = b'"item_reference"'  # the type of an input item that refers to an item of a stored response
+FORK = "/fork"  # the end of the path that copies a session
+NEW_IDS = {"/open_session": "session_id"}  # the field with the id of the new session; "id" in other paths
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A request as a router sees it."""
+    """The parts of a request that a router reads."""
 
-    chain: Chain  # its prompt
-    bound: str  # the name of the session or response that it is about, or continues; empty: any engine can answer it
-    opens: bool = False  # whether it opens a session, so that further requests will be bound to its engine
-    new_id: str = ""  # the id that a new session is to have; empty: the engine chooses one
-    new_name: str = ""  # the name of a session with this id
+    chain: Chain  # the request's prompt
+    bound: str  # the name of the session or response that it concerns or continues; empty: any engine can answer it
+    opens: bool = False  # whether the request opens a session, to whose engine further requests will be bound
+    new_id: str = ""  # the id that the client gives a new session; empty: the engine chooses one
+    new_name: str = ""  # the name (`name_of`) of a session with `new_id`
 
 
 def read_asking(path: str, body: bytes, owner: bytes) -> Asking:
-    """Read a request. A body that is no JSON object is left to the engine, which will refuse it.
+    """Read a request. A body that is not a JSON object is left to the engine, which refuses it.
 
     owner: the digest of the API key, or b"" without keys.
     """
@@ -53,7 +54,7 @@ def read_asking(path: str, body: bytes, owner: bytes) -> Asking:
 
 
 def _id_in_path(path: str) -> str:
-    """Return the id of the session or response that a path names; empty if there is none."""
+    """Return the id of the session or response in a path; empty if there is none."""
     parts = path.strip("/").split("/")
     for holder, id in pairwise(parts):
         if holder in HOLDERS and id not in NOT_IDS:
@@ -62,7 +63,7 @@ def _id_in_path(path: str) -> str:
 
 
 def _referenced(fields: Mapping[str, Raw]) -> str:
-    """Return the id of the response with the last item that the input refers to; empty if it refers to none."""
+    """Return the id of the response whose item is the last reference in the input; empty without references."""
     text = bytes(fields.get("input", b""))
     if b'"id"' not in text:
         return ""
@@ -76,7 +77,7 @@ def _referenced(fields: Mapping[str, Raw]) -> str:
 
 
 def _id_in(fields: Mapping[str, Raw], names: Iterable[str]) -> str:
-    """Return the id of a session or response in the first of these fields that has one; empty if none has."""
+    """Return the id in the first of these fields that has one; empty if none has."""
     for name in names:
         value = fields.get(name)
         if value is None:

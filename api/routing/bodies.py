@@ -1,8 +1,8 @@
-"""The bodies of streams, which are passed from an engine's connection to a client's by callbacks.
+"""The bodies of streams, which callbacks pass from an engine's connection to a client's.
 
-A task that is woken for each chunk, with aiohttp's queue before it and its writer after it, would cost more than the
-rest of the router's work. So the connection to an engine reads the chunks of a stream itself, and hands each to a
-function that writes it to the client's transport. Everything else about connections stays aiohttp's.
+With aiohttp alone, each chunk would go through its queue, a task and its writer, which costs more than the rest of the
+router's work. So the connection to an engine parses the chunks of a stream itself, and hands each to a function that
+writes it to the client's transport. aiohttp does everything else about connections.
 """
 
 import asyncio
@@ -16,37 +16,38 @@ from aiohttp import web
 from aiohttp.client_proto import ResponseHandler
 
 KEPT_S = 60.0  # how long an idle connection to an engine is kept
-LONGEST_HEAD = 2**16  # bytes of an answer's status and headers
+LONGEST_HEAD = 2**16  # maximum bytes of an answer's status and headers
 HEAD_END, LINE_END, LAST_CHUNK = b"\r\n\r\n", b"\r\n", b"0\r\n\r\n"
 OF_STREAMS = (
     re.compile(rb"HTTP/1\.1 200"),
     re.compile(rb"\r\ncontent-type:[ \t]*text/event-stream", re.IGNORECASE),
     re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE),
 )
+"""Patterns that are all in the head of an answer whose body is a stream."""
 
 Take = Callable[[bytes], bool]
-"""Takes a part of a stream. Returns whether the reader of the stream is too slow for more at the moment."""
+"""Takes a part of a stream. Returns whether the reader of the stream is too slow to take more now."""
 
 
 class EngineConnection(ResponseHandler):
-    """A connection to an engine. The body of a stream of events does not go through aiohttp, but to `pass_on`."""
+    """A connection to an engine. The body of a stream of events bypasses aiohttp and goes to `pass_on`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
-        self._head: bytes | None = None  # of an answer that is not complete; None: no answer begins
-        self._streams = False  # whether the body of a stream arrives
-        self._arrived = b""  # the beginning of a chunk, or what has arrived before `pass_on`
+        self._head: bytes | None = None  # the head of an answer so far, until it is complete; None otherwise
+        self._streams = False  # whether the body of a stream is arriving
+        self._arrived = b""  # data that was not passed on yet: an incomplete chunk, or all data before `pass_on`
         self._take: Take | None = None
-        self._woken: asyncio.Future[None] | None = None  # is set when `pass_on` has something to do
-        self._failure: Exception | None = None  # why the stream ends early
+        self._woken: asyncio.Future[None] | None = None  # set when `pass_on` has something to do
+        self._failure: Exception | None = None  # why the stream cannot be completed
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is a stream, which `pass_on` has to be called for."""
+        """Whether the answer is a stream whose body is not complete: call `pass_on` to get it."""
         return self._streams
 
     def set_response_params(self, **params: Any) -> None:
-        """Expect an answer."""
+        """Prepare for the next answer. aiohttp calls this before it sends a request."""
         self._head, self._streams, self._arrived, self._failure = b"", False, b"", None
         super().set_response_params(**params)
 
@@ -71,7 +72,7 @@ class EngineConnection(ResponseHandler):
 
         Raises aiohttp.ClientError if the engine fails, and whatever `take` raises.
 
-        caught_up: waits until the reader of the stream is fast enough for more. Nothing is read meanwhile.
+        caught_up: waits until the reader can take more. Nothing is read from the engine while it waits.
         """
         self._take = take
         try:
@@ -89,7 +90,7 @@ class EngineConnection(ResponseHandler):
             self._take = self._woken = None
 
     def _begin(self, data: bytes) -> None:
-        """Take in the beginning of an answer. aiohttp gets the head of a stream alone."""
+        """Handle the first bytes of an answer. If it is a stream, aiohttp gets only the head."""
         head, found, body = data.partition(HEAD_END)
         if not found and len(data) <= LONGEST_HEAD:
             self._head = data
@@ -102,7 +103,7 @@ class EngineConnection(ResponseHandler):
         super().data_received(head + found)
 
     def _arrive(self, data: bytes) -> None:
-        """Take in a part of a stream's body, and pass its complete chunks on."""
+        """Handle data of a stream's body: pass complete chunks on."""
         if self._arrived:
             data = self._arrived + data
         if self._take is None or self._failure is not None:
@@ -127,7 +128,7 @@ class EngineConnection(ResponseHandler):
             self._wake()
 
     def _end(self) -> None:
-        """End a stream: aiohttp learns that the body is over, and keeps the connection for further requests."""
+        """End a stream. aiohttp gets the last chunk, so that it keeps the connection for further requests."""
         self._streams, self._arrived = False, b""
         super().data_received(LAST_CHUNK)
         self._wake()
@@ -143,7 +144,7 @@ class EngineConnection(ResponseHandler):
 
 
 def size_of(line: bytes) -> int:
-    """Return the size of the chunk that begins with this line. Raises aiohttp.ClientPayloadError."""
+    """Return the size in the first line of a chunk. Raises aiohttp.ClientPayloadError."""
     try:
         size = int(line, 16)
     except ValueError:
@@ -154,7 +155,7 @@ def size_of(line: bytes) -> int:
 
 
 class EngineConnector(aiohttp.TCPConnector):
-    """The router's connections to engines, of any number."""
+    """The router's pool of connections to engines, without a limit of their number."""
 
     def __init__(self) -> None:
         super().__init__(limit=0, keepalive_timeout=KEPT_S)
@@ -162,17 +163,17 @@ class EngineConnector(aiohttp.TCPConnector):
 
 
 class ClientStream:
-    """The body of a stream to a client, written without waiting. aiohttp writes its head and its end."""
+    """The body of a stream to a client, written without awaiting. aiohttp writes the head and the end."""
 
     def __init__(self, transport: asyncio.Transport, caught_up: Callable[[], Awaitable[None]], chunked: bool) -> None:
-        """caught_up: waits until the client reads fast enough for more."""
+        """caught_up: waits until the client has read enough for more to be written."""
         self._transport, self.caught_up, self._chunked = transport, caught_up, chunked
         self._most = transport.get_write_buffer_limits()[1]
 
     def write(self, data: bytes) -> bool:
-        """Write a part of the body. Return whether the client reads too slowly for more. Raises ConnectionResetError.
+        """Write a part of the body. Return whether the client is too slow to take more now.
 
-        aiohttp's own error is the one that it raises where an engine is lost, and the engine is not at fault here.
+        Raises ConnectionResetError if the client has left, rather than aiohttp's error, which would blame the engine.
         """
         transport = self._transport
         if transport.is_closing():

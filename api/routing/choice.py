@@ -1,4 +1,4 @@
-"""The choice of an engine for a request: the one that would answer first, in seconds."""
+"""The choice of the engine that would answer a request first, by estimates in seconds."""
 
 import math
 import time
@@ -11,35 +11,38 @@ from numpy.typing import NDArray
 from baton.api.routing.index import Engine, StateIndex
 
 UNMEASURED_S = 1e-4
-"""Seconds a prompt token on an engine that has not measured it yet: less than that of most, so that it is tried."""
-PAUSE_S = 30.0  # between two requests of a chat, typically; reuse changes by at most 0.02 with values from 10 to 100
-HALF_S = 60.0  # the time in which an idle engine's speeds count half as much
-RECENT_S = 60.0  # the time over which an engine's requests are counted
+"""Seconds per prompt token that are assumed for an engine without measurements: few, so that the engine is tried."""
+PAUSE_S = 30.0  # typical pause between a chat's requests; reuse differs by at most 0.02 between 10 and 100
+HALF_S = 60.0  # an idle engine's assumed seconds per token and step halve in this time, so that it is tried again
+RECENT_S = 60.0  # time constant of the decaying count of an engine's recent requests
 
 Place = tuple[int, int]  # a position in a prompt, and the digest of the tokens before it
 
 QUEUE, TOKEN, STEP, ROWS, ROOM, MEASURED_TOKEN, MEASURED_STEP, RECENT = range(8)
-"""The rows of the table of loads, which has a column for each engine: seconds of the queue, of a token, and of a step,
-as they count; the numbers of rows, and of states that the engine can keep; seconds of a token and of a step, as they
-were measured; the number of requests that it got in the last RECENT_S seconds."""
+"""The rows of the table of loads, which has a column for each engine.
+
+QUEUE, TOKEN, STEP: seconds of its queue, per prompt token, and per step, as they are used in the choice. ROWS: running
+requests. ROOM: states that it can keep. MEASURED_TOKEN, MEASURED_STEP: the seconds that it has reported. RECENT: number
+of its requests in the last RECENT_S seconds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A request's prompt, as far as a router knows it."""
+    """The knowledge that a router has of a request's prompt."""
 
-    tokens: int  # its length, an estimate
-    places: Sequence[Place]  # where states of its beginning may lie, the longest beginning first
+    tokens: int  # estimated length
+    places: Sequence[Place]  # places of states that the prompt may resume from, the highest position first
     home: Engine | None = None  # the engine that got the latest request of this chat
     coming: int = 0  # tokens of the prompt that `home` computes, or has computed, for a request that has not ended
 
 
 @dataclass(slots=True)
 class Sent:
-    """A request that was sent to an engine, and whose first token has not come yet."""
+    """A request that was sent to an engine, and that is not answered yet."""
 
     engine: Engine
-    seconds: float  # that computing its prompt takes
+    seconds: float  # time to compute its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +57,32 @@ class Chosen:
 class Engines:
     """The load of all engines, and the choice among those that take requests.
 
-    The cost of a request on an engine is its uncached tokens × the engine's seconds a token + the engine's queue + a
-    step of its rows + what a further chat will cost there later. Requests that were sent since the engine last reported
-    its load count at once.
+    The cost of a request on an engine is its uncached tokens × the engine's seconds per token + the engine's queue +
+    one step + the later cost of one more chat (`_later`). Requests that were sent since the engine's last report are
+    added to its load.
     """
 
     def __init__(self, index: StateIndex, clock: Callable[[], float] = time.monotonic) -> None:
         self._index, self._clock = index, clock
-        self._numbers: dict[Engine, int] = {}  # the column of each engine in the loads
-        self._engines = list[Engine]()
+        self._numbers: dict[Engine, int] = {}  # each engine's column in the loads
+        self._engines = list[Engine]()  # the engine of each column
         self._loads: NDArray[np.float64] = np.zeros((RECENT + 1, 0))
-        self._counted = clock()  # when the recent requests were last counted
-        self._sent: dict[Engine, list[Sent]] = {}
+        self._counted = clock()  # when the counts of recent requests were last decayed
+        self._sent: dict[Engine, list[Sent]] = {}  # the requests that were added to each engine's load
         self._busy: dict[Engine, float] = {}  # when each engine was last seen with requests
 
     def report(self, engine: Engine, queue: float, token: float, step: float, rows: int, slots: int) -> None:
-        """Note the load of an engine that takes requests, in seconds, and its rows and slots. An engine may be new."""
+        """Set the load of an engine that takes requests. An unknown engine is added.
+
+        queue, token, step: seconds of its queue, per prompt token, and per step
+        rows, slots: numbers of its running requests and of its slots
+        """
         at = self._numbers.get(engine)
         if at is None:
             at = self._numbers[engine] = len(self._engines)
             self._engines.append(engine)
             self._loads = np.hstack((self._loads, np.zeros((RECENT + 1, 1))))
-        room = max(slots, self._index.count(engine), 1)  # states may also lie below the slots
+        room = max(slots, self._index.count(engine), 1)  # states may also be in host memory or on disk
         token = token or UNMEASURED_S
         self._loads[:RECENT, at] = queue, *self._believed(engine, token, step, rows > 0), rows, room, token, step
         self._sent[engine] = []
@@ -93,9 +100,9 @@ class Engines:
         del self._sent[engine], self._busy[engine]
 
     def choose(self, demand: Demand, but: Iterable[Engine] = ()) -> Chosen | None:
-        """Return the engine that would answer first, and count the request there; None if no engine takes requests.
+        """Return the engine that would answer first, and add the request to its load; None if no engine takes requests.
 
-        The one with the fewest rows is chosen among equal ones. but: engines that are left out.
+        If several have the same cost, take the one with the fewest rows. but: engines that are left out.
         """
         if not self._engines:
             return None
@@ -122,17 +129,17 @@ class Engines:
         return Chosen(sent.engine, int(cached[at]), sent)
 
     def answered(self, sent: Sent) -> None:
-        """Note that the first token of a request has come, or that it has failed."""
+        """Note that a request has been answered or has failed: take it off the engine's queue."""
         waiting = self._sent.get(sent.engine, [])
-        if any(each is sent for each in waiting):  # otherwise a report has it counted already
+        if any(each is sent for each in waiting):  # Otherwise a later report has replaced the queue.
             waiting[:] = [each for each in waiting if each is not sent]
             self._loads[QUEUE, self._numbers[sent.engine]] -= sent.seconds
 
     def _believed(self, engine: Engine, token: float, step: float, busy: bool) -> tuple[float, float]:
-        """Return the speeds with which an engine counts.
+        """Return the seconds per token and per step for the choice. token, step: as the engine reports them.
 
-        The speeds of an idle engine halve in each HALF_S seconds, down to the fastest engine's. So an engine that was
-        slow, or was measured wrongly, gets a request some time later, and is measured again.
+        While an engine is idle its seconds halve every HALF_S seconds, down to the fastest engine's. So an engine that
+        was slow, or was measured wrongly, gets a request after some time, and is measured again.
         """
         now = self._clock()
         since = self._busy.setdefault(engine, now)
@@ -146,7 +153,7 @@ class Engines:
         return max(token * share, floors[0]), max(step * share, floors[1])
 
     def _cached(self, demand: Demand) -> NDArray[np.float64]:
-        """Return how many tokens of a prompt each engine has, or will have when it comes to the request."""
+        """Return how many tokens of a prompt are cached on each engine, or will be when it begins with the request."""
         cached, numbers = np.zeros(len(self._engines)), self._numbers
         for position, digest in reversed(demand.places):
             holders = [numbers[engine] for engine in self._index.engines(digest) if engine in numbers]
@@ -158,16 +165,17 @@ class Engines:
         return cached
 
     def _later(self, demand: Demand) -> NDArray[np.float64]:
-        """Return the seconds that a further chat will cost each engine later.
+        """Return the seconds that one more chat will cost each engine later; 0 for the chat's home, which has it.
 
-        Two states compete for the room of one then, so two prompts will be computed again if the engine's states are
-        replaced before the chat goes on. That takes room ÷ (requests a second) seconds. The chance that a pause is
-        longer than a time t is taken as PAUSE_S ÷ (PAUSE_S + t), a Lomax distribution. A chat is not new at its home.
+        One more state competes for the engine's room. If all its states are replaced before the chat continues, two
+        prompts have to be computed again: the chat's, and that of the chat whose state it has displaced. Replacing all
+        states takes t = room ÷ (requests per second) seconds. The probability that a pause is longer than t is taken as
+        PAUSE_S ÷ (PAUSE_S + t), a Lomax distribution.
         """
         now, loads = self._clock(), self._loads
         loads[RECENT] *= math.exp((self._counted - now) / RECENT_S)
         self._counted = now
-        arrivals = loads[RECENT] * (PAUSE_S / RECENT_S)  # in a pause
+        arrivals = loads[RECENT] * (PAUSE_S / RECENT_S)  # requests during a pause of PAUSE_S
         seconds: NDArray[np.float64] = arrivals / (arrivals + loads[ROOM])
         seconds *= loads[TOKEN]
         seconds *= 2 * demand.tokens

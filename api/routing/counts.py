@@ -13,7 +13,7 @@ PHASES = ("loading", "ready", "draining", "lost")
 
 
 class RouterCounts:
-    """Counters of what a router does, in its registry."""
+    """The counters of a router, in a registry of its own."""
 
     def __init__(self, engines: Iterable[EngineView]) -> None:
         self.registry = CollectorRegistry()
@@ -34,7 +34,7 @@ class RouterCounts:
 
 
 class EngineCounts:
-    """A collector of how many engines are in each phase, and of the queues of those that are not lost."""
+    """A collector of the number of engines in each phase, and of the queue of each engine that is not lost."""
 
     def __init__(self, engines: Iterable[EngineView]) -> None:
         self._engines = engines

@@ -1,4 +1,4 @@
-"""Delivering answers to clients: a stream whose engine fails is continued by another one."""
+"""Delivery of answers to clients. If the engine of a stream fails, another engine continues the stream."""
 
 import asyncio
 from dataclasses import replace
@@ -36,15 +36,15 @@ from baton.api.security import owner_of
 from baton.api.sse import DONE, frames
 
 RESPONSES = "/v1/responses"
-LATER_S = 1.0  # after an engine's own 504, which is the better answer
+LATER_S = 1.0  # the router waits this much longer than engines do, so that clients get the engine's own 504
 LOST = "the engine was lost in the middle of the answer, and no other one can continue it"
 
 
 class Delivery:
-    """Answers clients with the answers of engines."""
+    """The part of a router that answers clients with the answers of engines."""
 
     def __init__(self, fleet: Fleet, forwarder: Forwarder, counts: RouterCounts, timeout: float) -> None:
-        """timeout: seconds until a client gets a 504 if no engine has answered."""
+        """timeout: --request-timeout. LATER_S after it the client gets a 504 if no engine has answered."""
         self._fleet, self._forwarder, self._counts, self._timeout = fleet, forwarder, counts, timeout
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -56,62 +56,67 @@ class Delivery:
             headers[ROUTED] = "1"
             deadline = asyncio.get_running_loop().time() + self._timeout + LATER_S
             call = ClientCall(request.method, request.rel_url.raw_path_qs, headers, body, asking, deadline)
-            begun = await self._forwarder.begin(call)
-            return begun if isinstance(begun, web.Response) else await self._deliver(request, call, begun)
+            result = await self._forwarder.begin(call)
+            return result if isinstance(result, web.Response) else await self._deliver(request, call, result)
 
-    async def _deliver(self, request: web.Request, call: ClientCall, begun: EngineStream) -> web.StreamResponse:
-        """Pass a stream on to the client. If its engine fails, another one continues it, or else an error ends it."""
-        first = begun.answer
+    async def _deliver(self, request: web.Request, call: ClientCall, stream: EngineStream) -> web.StreamResponse:
+        """Pass a stream on to the client. If its engine fails, another engine continues it, or an error ends it."""
+        first = stream.answer
         response = web.StreamResponse(status=first.status, reason=first.reason, headers=answered(first.headers))
-        copy, client = StreamCopy() if RESUMABLE in first.headers else None, await begin(response, request)
+        copy = StreamCopy() if RESUMABLE in first.headers else None
+        with stream.view.closing_when_lost(first.close):
+            client = await begin(response, request)
         for _ in range(1 + MOST_RETRIES):
             try:
-                await self._copy(begun, client, copy, call.asking)
+                await self._copy(stream, client, copy, call.asking)
                 self._forwarder.learn(call.asking, copy.places if copy is not None else "")
                 return response
             except (aiohttp.ClientError, TimeoutError) as error:
-                self._fleet.doubt(begun.view, f"{type(error).__name__}: {error}")
+                self._fleet.doubt(stream.view, f"{type(error).__name__}: {error}")
             if copy is not None and copy.complete:
                 return response
             if copy is None or not copy.can_go_on or call.asking.bound:
                 break
-            structlog.get_logger().warning("another engine continues a stream", after=begun.view.name)
+            structlog.get_logger().warning("another engine continues a stream", after=stream.view.name)
             again = await self._continue(call, copy.resumption)
             if again is None:
                 break
             self._counts.continued.inc()
             if request.path == RESPONSES and copy.id:
                 self._fleet.take_over(name_of(owner_of(request), copy.id), again.view)
-            begun = again
+            stream = again
             copy.begin_again()
         self._counts.interrupted.inc()
         client.write(interruption(request))
         return response
 
     async def _continue(self, call: ClientCall, resumption: Resumption | None) -> EngineStream | None:
-        """Let another engine continue a stream. Return its stream; None if none can.
+        """Let another engine continue a stream. Return that engine's stream; None if no engine can continue.
 
-        resumption: the beginning that the client has; None: nothing.
+        resumption: the part of the stream that the client has; None: the stream begins again.
         """
         if resumption is not None:
             field = f'{{"{RESUME}":'.encode() + msgspec.json.encode(resumption)
             call = replace(call, body=field + b"," + call.body.lstrip()[1:])
         log = structlog.get_logger()
         try:
-            begun = await self._forwarder.begin(call)
+            result = await self._forwarder.begin(call)
         except ApiError as error:
             log.warning("a stream cannot be continued", why=str(error))
             return None
-        if isinstance(begun, EngineStream) and RESUMABLE in begun.answer.headers:
-            return begun
-        if isinstance(begun, EngineStream):
-            begun.answer.close()
-        status = begun.answer.status if isinstance(begun, EngineStream) else begun.status
+        if isinstance(result, EngineStream) and RESUMABLE in result.answer.headers:
+            return result
+        if isinstance(result, EngineStream):
+            result.answer.close()
+        status = result.answer.status if isinstance(result, EngineStream) else result.status
         log.warning("a stream cannot be continued", why=f"status {status}")
         return None
 
-    async def _copy(self, begun: EngineStream, client: ClientStream, copy: StreamCopy | None, asking: Asking) -> None:
-        """Copy the events of a stream. Raises aiohttp.ClientError if the engine fails before its end."""
+    async def _copy(self, stream: EngineStream, client: ClientStream, copy: StreamCopy | None, asking: Asking) -> None:
+        """Copy the events of a stream to the client.
+
+        Raises aiohttp.ClientError if the engine fails before the end, or sends a comment that cannot be read.
+        """
 
         def take(chunk: bytes) -> bool:
             if copy is not None:
@@ -119,17 +124,20 @@ class Delivery:
             else:
                 chunk, places = split_places(chunk)
                 self._forwarder.learn(asking, places)
-            return bool(chunk) and client.write(chunk)
+            is_slow = bool(chunk) and client.write(chunk)
+            if copy is not None and copy.fault:
+                raise aiohttp.ClientPayloadError(copy.fault)
+            return is_slow
 
-        async with begun.answer as answer:
-            with begun.view.closing_when_lost(answer.close):
-                await begun.body.pass_on(take, client.caught_up)
+        async with stream.answer as answer:
+            with stream.view.closing_when_lost(answer.close):
+                await stream.body.pass_on(take, client.caught_up)
         if copy is not None and (rest := copy.rest()):
             client.write(rest)
 
 
 def interruption(request: web.Request) -> bytes:
-    """Return the event that ends the stream of an answer that is not complete, as the API at this path writes it."""
+    """Return the error event that ends an incomplete stream, in the format of the request's API."""
     error = errors.unavailable(LOST, "engine_lost")
     if is_messages(request.path):
         return named_frames([error_body(error, request[REQUEST_ID])])

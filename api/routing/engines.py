@@ -1,4 +1,4 @@
-"""The engines of a router: what each says of itself in its events, and which one a request belongs to."""
+"""The engines of a router: the state that each reports in its events, and which engine has which session."""
 
 import asyncio
 import random
@@ -18,37 +18,38 @@ from baton.api.events.frames import Change, Load, Snapshot
 from baton.api.routing.choice import UNMEASURED_S, Chosen, Demand, Engines
 from baton.api.routing.index import StateIndex
 
-SILENCE_S = 2.0  # an engine is left out after so long without an event; one is due every half second
-RETRY_S = 0.25  # until a lost engine is asked again, twice as long each time
+SILENCE_S = 2.0  # an engine is lost after this long without an event; one is due every half second
+RETRY_S = 0.25  # until the router connects to a lost engine again; doubles each time
 LONGEST_RETRY_S = 1.0
-MOST_TAKEN_OVER = 10_000  # responses that engines have continued, the latest ones
-MOST_EXPECTED = 10_000  # names of sessions that were just opened, the latest ones
+MOST_TAKEN_OVER = 10_000  # most responses of `Fleet.take_over` that are remembered
+MOST_EXPECTED = 10_000  # most names of `Fleet.expect` that are remembered
 EVENTS = msgspec.json.Decoder(Snapshot | Change)
 
 
 @dataclass(eq=False, slots=True)
 class EngineView:
-    """An engine as its events describe it."""
+    """The state of an engine according to its events."""
 
     number: int
     url: str
-    phase: str = "lost"  # "loading", "ready", "draining", or "lost": no events come
+    phase: str = "lost"  # "loading", "ready", "draining", "removed", or "lost": the router gets no events
     why: str = "not connected yet"  # why it is lost
     name: str = ""
     model: str = ""
     role: str = ""
     boot: str = ""
     load: Load = field(default_factory=Load)
-    sequence: int = 0  # of the last event
-    names: set[str] = field(default_factory=set)  # of its sessions and responses
-    requests: int = 0  # that were sent to it since it was found
-    opened: int = 0  # sessions that were sent to it since the last event
-    following: asyncio.Task[None] | None = None
-    closing: set[Callable[[], object]] = field(default_factory=set)  # each ends the wait for an answer
+    sequence: int = 0  # number of the last event
+    names: set[str] = field(default_factory=set)  # names of its sessions and responses (`name_of`)
+    requests: int = 0  # requests that were sent to it since it was last found
+    opened: int = 0  # new sessions that were sent to it since its last event
+    following: asyncio.Task[None] | None = None  # reads its events
+    closing: set[Callable[[], object]] = field(default_factory=set)  # called when it is lost; empty while it is idle
+    leaving: set[Callable[[], object]] = field(default_factory=set)  # called when the engine is removed
 
     @contextmanager
     def unless_lost(self) -> Iterator[None]:
-        """Wait for this engine in the block: if the engine is lost, the block ends with ConnectionError."""
+        """End the block with ConnectionError if the engine is lost, so that no answer is awaited for ever."""
         task, is_lost = asyncio.current_task(), False
         assert task is not None
         cancelled = task.cancelling()
@@ -71,12 +72,21 @@ class EngineView:
 
     @contextmanager
     def closing_when_lost(self, close: Callable[[], object]) -> Iterator[None]:
-        """Call `close` if the engine is lost, so that its answer is not awaited for ever."""
+        """Call `close` if the engine gets lost during the block. A removed engine is followed until the block ends."""
         self.closing.add(close)
         try:
             yield
         finally:
             self.closing.discard(close)
+
+    @contextmanager
+    def leaving_when_removed(self, leave: Callable[[], object]) -> Iterator[None]:
+        """Call `leave` if the engine is removed during the block."""
+        self.leaving.add(leave)
+        try:
+            yield
+        finally:
+            self.leaving.discard(leave)
 
     @property
     def takes_requests(self) -> bool:
@@ -87,25 +97,29 @@ class Fleet:
     """The engines of a router. Engines may join and leave at any time."""
 
     def __init__(self, headers: dict[str, str]) -> None:
-        """headers: sent with the router's own requests to engines."""
+        """headers: headers of the router's own requests to engines."""
         self.index = StateIndex()
         self.engines = Engines(self.index)
         self._views: dict[int, EngineView] = {}
-        self._holders: dict[str, int] = {}  # the engine of each session and response, by name
-        self._taken_over: OrderedDict[str, int] = OrderedDict()  # the engine that has continued a response, by name
-        self._expected: OrderedDict[str, int] = OrderedDict()  # the engine where a session was opened, by name
+        self._removed = set[EngineView]()  # removed engines that are still followed
+        self._holders: dict[str, int] = {}  # by name: the engine that has the session or response
+        self._taken_over: OrderedDict[str, int] = OrderedDict()  # by name: the engine that has continued the response
+        self._expected: OrderedDict[str, int] = OrderedDict()  # by name: the engine that was asked to open the session
         self._numbers = count()
-        self._news = asyncio.Event()  # is set, and replaced, after each event
+        self._news = asyncio.Event()  # set, and then replaced by a new one, after each event
         self._headers = headers
 
     def __iter__(self) -> Iterator[EngineView]:
         return iter(self._views.values())
 
+    def __contains__(self, view: EngineView) -> bool:
+        return view.number in self._views
+
     def __getitem__(self, number: int) -> EngineView:
         return self._views[number]
 
     def add(self, url: str) -> EngineView:
-        """Follow a further engine; return it, or the engine that has this URL already."""
+        """Add an engine and follow its events. Return it, or the engine that already has this URL."""
         url = url.rstrip("/")
         known = next((view for view in self if view.url == url), None)
         if known is None:
@@ -114,33 +128,47 @@ class Fleet:
             known.following = asyncio.create_task(self._follow(known))
         return known
 
-    async def remove(self, view: EngineView) -> None:
-        """Forget an engine. Requests that it answers go on."""
-        if view.following is not None:
-            view.following.cancel()
-            with suppress(asyncio.CancelledError):
-                await view.following
-        self.lose(view, "removed")
-        self._drop(view, view.names)
+    def remove(self, view: EngineView) -> None:
+        """Remove an engine. It gets no new requests, and those that it is answering go on.
+
+        Its events are read until these have ended: if it is lost before, they end as for any lost engine.
+        """
+        structlog.get_logger().info("engine removed", engine=view.name or view.url)
         del self._views[view.number]
+        self.engines.remove(view.number)
+        self.index.remove_all(view.number)
+        self._drop(view, view.names)
+        if view.phase != "lost":
+            view.phase = "removed"
+        for leave in list(view.leaving):
+            leave()
+        if view.following is not None:
+            self._removed.add(view)
+            view.following.add_done_callback(lambda _: self._removed.discard(view))
+            if not view.closing:
+                view.following.cancel()
 
     async def close(self) -> None:
-        for view in list(self):
-            await self.remove(view)
+        """Stop following the engines."""
+        tasks = [view.following for view in (*self, *self._removed) if view.following is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def holder(self, name: str) -> EngineView | None:
         """Return the engine that has a session or response, by its name (see `name_of`)."""
-        number = self._taken_over.get(name, self._holders.get(name, self._expected.get(name)))
-        return self._views.get(number) if number is not None else None
+        numbers = (self._taken_over, self._holders, self._expected)
+        views = (self._views.get(each[name]) for each in numbers if name in each)
+        return next((view for view in views if view is not None), None)  # Others have been removed.
 
     def take_over(self, name: str, view: EngineView) -> None:
-        """Note that an engine has continued a response, of which the engine that began it has only a part."""
+        """Note that an engine continues another one's response: requests for the response go to this engine."""
         self._taken_over[name] = view.number
         if len(self._taken_over) > MOST_TAKEN_OVER:
             self._taken_over.popitem(last=False)
 
     def expect(self, name: str, view: EngineView) -> None:
-        """Note that a session is opened at an engine, whose events will name it. Another of this name belongs there."""
+        """Note that an engine is asked to open a session: until events name the session, requests for it go there."""
         self._expected[name] = view.number
         if len(self._expected) > MOST_EXPECTED:
             self._expected.popitem(last=False)
@@ -148,12 +176,12 @@ class Fleet:
     async def find(
         self, name: str, seconds: float, but: EngineView | None = None, lost: bool = True
     ) -> EngineView | None:
-        """Return the engine that has a session or response. One that was just made may be in no event yet: wait for it.
+        """Return the engine that has a session or response; None if no event names it within `seconds`.
 
-        Return None if no event names it within so many seconds.
+        A session or response that was just made may not be in any event yet, so wait for it.
 
-        but: an engine that is not meant
-        lost: whether the engine may be lost
+        but: an engine that may not be returned
+        lost: whether a lost engine may be returned
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -165,9 +193,9 @@ class Fleet:
         return None
 
     async def choose(self, demand: Demand, but: Iterable[int], seconds: float) -> Chosen | None:
-        """Return the engine that would answer first; wait for one while none takes requests.
+        """Return the engine that would answer first; None if no engine takes requests within `seconds`.
 
-        Return None if there is none within so many seconds. but: engines that are left out, unless no other is found.
+        but: engines that are chosen only if no other engine takes requests
         """
         if (chosen := self.engines.choose(demand, but)) is not None:
             return chosen
@@ -179,7 +207,7 @@ class Fleet:
         return None
 
     def emptiest(self, but: Iterable[int] = ()) -> EngineView | None:
-        """Return the engine for a new session, whose turns it will answer: the one with the fewest for its speed."""
+        """Return the engine for a new session: the one with the fewest sessions and responses for its speed."""
         views = [view for view in self if view.takes_requests and view.number not in but]
         if not views:
             return None
@@ -190,12 +218,12 @@ class Fleet:
         return chosen
 
     def doubt(self, view: EngineView, why: str) -> None:
-        """Choose an engine no more until its next event, because a request to it has failed. Others go on there."""
+        """Do not choose an engine until its next event, because a request to it failed. Its other requests continue."""
         structlog.get_logger().warning("engine in doubt", engine=view.name or view.url, why=why)
         self.engines.remove(view.number)
 
     def lose(self, view: EngineView, why: str) -> None:
-        """Send no requests to an engine until its next snapshot, and forget what it has."""
+        """Send no requests to an engine until its next snapshot, and forget its states."""
         if view.phase != "lost":
             structlog.get_logger().warning("engine lost", engine=view.name or view.url, why=why)
         view.phase, view.why = "lost", why
@@ -205,17 +233,17 @@ class Fleet:
         self.index.remove_all(view.number)
 
     def refusal(self) -> ApiError:
-        """Return the 503 for a request that no engine takes."""
+        """Return the ApiError 503 for a request that no engine can take."""
         phases = {view.phase for view in self}
         if "loading" in phases:
             return errors.loading()
         return errors.draining() if "draining" in phases else errors.unavailable("no engine is ready", "no_engine")
 
     async def _follow(self, view: EngineView) -> None:
-        """Follow an engine's events, and connect again whenever they end."""
+        """Read an engine's events, and connect again whenever they end. End after its removal and its last request."""
         wait = RETRY_S
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
-        while True:
+        while view in self or view.closing:
             try:
                 async with (
                     aiohttp.ClientSession(timeout=timeout, headers=self._headers) as http,
@@ -223,7 +251,10 @@ class Fleet:
                 ):
                     answer.raise_for_status()
                     async for event in events_of(answer.content):
-                        self._take(view, event)
+                        if view in self:
+                            self._take(view, event)
+                        elif not view.closing:
+                            return
                         wait = RETRY_S
                 self.lose(view, "its events ended")
             except Exception as error:
@@ -232,7 +263,7 @@ class Fleet:
             wait = min(2 * wait, LONGEST_RETRY_S)
 
     def _take(self, view: EngineView, event: Snapshot | Change) -> None:
-        """Take in an event. Raises ValueError if events are missing before it."""
+        """Apply an event. Raises ValueError if events before it are missing."""
         if isinstance(event, Snapshot):
             if view.phase == "lost":
                 view.requests = 0
@@ -264,7 +295,7 @@ class Fleet:
             self.engines.remove(view.number)
 
     def _name(self, view: EngineView, event: Snapshot) -> str:
-        """Return a name that no other engine has: with its address if another has the name that it gives itself."""
+        """Return a unique name of an engine: its own, with its address appended if another engine has that name."""
         others = {other.name for other in self if other is not view}
         return event.name if event.name not in others else f"{event.name} ({view.url.partition('://')[2]})"
 
@@ -276,7 +307,7 @@ class Fleet:
 
 
 async def events_of(stream: aiohttp.StreamReader) -> AsyncIterator[Snapshot | Change]:
-    """Yield the events of a stream of server-sent events. Raises msgspec.MsgspecError for others."""
+    """Yield the events of a stream of server-sent events. Raises msgspec.MsgspecError for an invalid one."""
     rest = b""
     async for chunk in stream.iter_any():
         *whole, rest = (rest + chunk).split(b"\n\n")

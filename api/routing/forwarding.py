@@ -1,4 +1,4 @@
-"""Passing requests on to engines: another engine if one fails before its answer has begun."""
+"""Forwarding of requests to engines. If one fails before its answer has begun, another engine is tried."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -19,11 +19,11 @@ from baton.api.routing.counts import RouterCounts
 from baton.api.routing.engines import EngineView, Fleet
 from baton.api.routing.prompts import Chains
 
-MOST_RETRIES = 2
-NO_ENGINE_S = 5.0  # how long a request waits while no engine takes requests, or the one with its session is lost
-LEARNING_S = 0.5  # how long a request waits for the events of a session or response that was just made
-MOVED_S = 2.0  # how long a request waits for the events of a session that has moved to another engine
-AGAIN = (502, 503, 529)  # statuses after which another engine may answer
+MOST_RETRIES = 2  # further engines that are tried for a request
+NO_ENGINE_S = 5.0  # how long a request waits if no engine takes requests, or if the engine with its session is lost
+LEARNING_S = 0.5  # how long a request waits for an event that names its session or response, which may be new
+MOVED_S = 2.0  # how long a request waits for an event that names its session after the session has moved
+AGAIN = (502, 503, 529)  # statuses after which another engine is tried
 NOT_FOUND = 404
 MOVED = b'"session_moved"'  # the error code of a session that has moved
 HOP_BY_HOP = frozenset(
@@ -32,31 +32,32 @@ HOP_BY_HOP = frozenset(
         "upgrade", "host", "content-length", "content-encoding", "expect", "origin", "sec-fetch-site",
     }
 )  # fmt: skip
-"""Headers of a request that are not passed on: they are about one connection, or were checked by the router."""
+"""Headers of a request that are not forwarded: they concern one connection, or the router has checked them."""
 NOT_ANSWERED = frozenset(
     {"connection", "keep-alive", "transfer-encoding", "trailer", "upgrade", "server", "date", HEADER}
 )
+"""Headers of an engine's answer that the client does not get."""
 
 
 class Unanswered(Exception):
-    """An engine has not answered, so that another engine may."""
+    """The error of an engine that failed or refused before its answer began, so that another engine can be tried."""
 
     def __init__(self, why: str, response: web.Response | None = None) -> None:
-        """response: the engine's refusal, if there is one."""
+        """response: the engine's refusal; None if it did not answer."""
         super().__init__(why)
         self.response = response
 
 
 @dataclass(frozen=True, slots=True)
 class ClientCall:
-    """A client's request, as it is sent to engines."""
+    """A client's request in the form in which it is sent to engines."""
 
     method: str
     path: str  # with the query
     headers: "CIMultiDict[str]"
     body: bytes
     asking: Asking
-    deadline: float  # when the client gets an error if no engine has answered, by the event loop's clock
+    deadline: float  # when the client gets a 504 if no engine has answered, on the event loop's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +70,14 @@ class EngineStream:
 
 
 class Forwarder:
-    """Passes requests on to the engines of a fleet."""
+    """The part of a router that forwards requests to the engines of a fleet."""
 
     def __init__(self, fleet: Fleet, http: aiohttp.ClientSession, counts: RouterCounts) -> None:
         self._fleet, self._http, self._counts = fleet, http, counts
         self._chains = Chains(fleet.index)
 
     async def begin(self, call: ClientCall) -> EngineStream | web.Response:
-        """Send a request to engines until one answers. Return its answer, or the last engine's refusal.
+        """Send a request to engines until one answers. Return that answer, or the last engine's refusal.
 
         Raises ApiError 503 if no engine answers, and 504 at the deadline.
         """
@@ -89,7 +90,7 @@ class Forwarder:
             raise errors.timed_out(loop.time() - started) from None
 
     async def pick(self, asking: Asking, but: Iterable[int] = ()) -> tuple[EngineView, Sent | None]:
-        """Return the engine for a request. Raises ApiError 503 if there is none."""
+        """Return the engine for a request. Raises ApiError 503 if there is none, 400 if a session's id is taken."""
         if asking.bound and (holder := await self._holder(asking.bound)) is not None:
             self._check_new(asking, holder)
             return holder, None
@@ -102,7 +103,7 @@ class Forwarder:
         return self._fleet[chosen.engine], chosen.sent
 
     def learn(self, asking: Asking, text: str) -> None:
-        """Note where an engine has states of a request's prompt. text: what it says of them; may be empty or wrong."""
+        """Note where an engine has states of a request's prompt. text: from `places_of`, or empty or invalid."""
         try:
             length, places = read_places(text)
         except ValueError:
@@ -110,18 +111,21 @@ class Forwarder:
         self._chains.learn(asking.chain, length, places)
 
     async def _holder(self, name: str) -> EngineView | None:
-        """Return the engine that has a session or response; None if no engine has it. Raises ApiError 503."""
+        """Return the engine that has a session or response; None if no engine has it.
+
+        Raises ApiError 503 if an engine that may have it is still loading, or if the engine that has it is lost.
+        """
         view = await self._fleet.find(name, LEARNING_S)
         if view is None and any(each.phase == "loading" for each in self._fleet):
             raise errors.loading()
         if view is None or view.phase != "lost":
             return view
         if (view := await self._fleet.find(name, NO_ENGINE_S, lost=False)) is None:
-            raise errors.unavailable("the engine that has it does not answer", "engine_lost")
+            raise errors.unavailable("the engine that has the session or response does not answer", "engine_lost")
         return view
 
     async def _opening(self, asking: Asking, but: Iterable[int]) -> EngineView | None:
-        """Return the engine that opens a session: if there is one of this name, the engine that has it."""
+        """Return the engine that opens a session: if the id is taken, the engine that has it, which will refuse."""
         name = asking.new_name
         if name and self._fleet.holder(name) is not None:
             view = await self._holder(name)
@@ -133,7 +137,7 @@ class Forwarder:
         return view
 
     def _check_new(self, asking: Asking, view: EngineView) -> None:
-        """Raise ApiError 400 if a session is to be copied under a name that a session of another engine has."""
+        """Check the id that a request gives a copy of a session. Raises ApiError 400 if another engine has the id."""
         if not asking.new_name:
             return
         if self._fleet.holder(asking.new_name) not in (None, view):
@@ -156,18 +160,19 @@ class Forwarder:
                 log.warning("another engine is tried", after=view.name or view.url, why=str(failure))
 
     async def _other_engine(self, asking: Asking, view: EngineView) -> bool:
-        """Return whether another engine may answer: any, unless the request belongs to a session that is not there."""
-        if not asking.bound or self._fleet.holder(asking.bound) is None:
+        """Return whether another engine may answer. A request for a session first waits until the session has moved."""
+        # A removed engine may have had the session, although the fleet knows no holder any more.
+        if not asking.bound or (view in self._fleet and self._fleet.holder(asking.bound) is None):
             return True
         return await self._fleet.find(asking.bound, MOVED_S, but=view) is not None
 
     async def _ask(self, call: ClientCall, view: EngineView, sent: Sent | None) -> EngineStream | web.Response:
-        """Send a request to an engine. Return its answer, or the stream that it begins. Raises Unanswered."""
+        """Send a request to one engine. Return its answer, or its stream once it has begun. Raises Unanswered."""
         url = URL(f"{view.url}{call.path}", encoded=True)
-        asking = self._http.request(call.method, url, data=call.body, headers=call.headers, allow_redirects=False)
+        request = self._http.request(call.method, url, data=call.body, headers=call.headers, allow_redirects=False)
         try:
             with view.unless_lost():
-                answer = await asking
+                answer = await request
             connection = answer.connection.protocol if answer.connection is not None else None
             if isinstance(connection, EngineConnection) and connection.streams:
                 return EngineStream(view, answer, connection)
@@ -188,7 +193,7 @@ class Forwarder:
 
 
 def another_may_answer(answer: aiohttp.ClientResponse, body: bytes) -> bool:
-    """Return whether another engine may answer a request to which this one gave `answer`."""
+    """Return whether another engine should be tried after this answer: it is a refusal that others may not give."""
     if answer.headers.get(errors.SHOULD_RETRY) == "false":
         return False
     return answer.status in AGAIN or (answer.status == NOT_FOUND and MOVED in body)

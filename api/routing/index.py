@@ -1,16 +1,16 @@
-"""The index of cached states by digest: on which engines each lies."""
+"""The index from the digests of cached states to the engines that have them."""
 
 from collections.abc import Iterable
 
-Engine = int  # the number of an engine, which is never used again
+Engine = int  # the number of an engine; numbers are not reused
 NOWHERE: frozenset[Engine] = frozenset()
 
 
 class StateIndex:
     """The engines that have each state.
 
-    Almost every state lies on one engine, so an entry is the engine's number, and a set of numbers only where there are
-    several. Figures: docs/scale.md.
+    Almost every state is on one engine. To save memory an entry is the engine's number, and only for several engines a
+    set of numbers. Figures: docs/scale.md.
     """
 
     def __init__(self) -> None:

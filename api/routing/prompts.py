@@ -1,7 +1,11 @@
 """Prompts as a router reads them: chains of digests, one for each message or, in long texts, for each block.
 
-A router does not tokenize. It learns from an engine's answer where the states of a prompt and of its answer lie, under
-the digest of the request's messages; a later request whose messages begin with the same ones may resume from there.
+A router does not tokenize. From an engine's answer it learns the places of the states of the prompt and of the answer,
+and stores them under the digest of the request's messages. A later request that begins with these messages may resume
+from those states.
+
+A *beginning* of a prompt ends after a message or block, and has the digest of everything up to there. A *place* is the
+position of a state that may exist, and the digest of its tokens.
 """
 
 import hashlib
@@ -16,29 +20,29 @@ from baton.api.routing.index import Engine
 
 Raw = msgspec.Raw
 LISTS = ("messages", "input", "prompt", "text", "input_ids")
-"""The fields in which an API has its prompt, as a list of messages or as one text."""
+"""The fields that hold the prompt in the different APIs, as a list of messages or as one text."""
 SETTINGS = (
     "system", "instructions", "tools", "tool_choice", "cache_salt", "chat_template_kwargs", "reasoning_effort",
     "reasoning", "thinking", "preserve_reasoning", "prompt_name",
 )  # fmt: skip
-"""The fields that change the beginning of a prompt."""
-BLOCK = 2048  # bytes of a long message or text that have a digest of their own
-TOKENS_A_BYTE = 0.25  # of prompts, until answers have shown it
-LEAST_ROOM = 200_000  # beginnings that are known at most, or more:
-ROOM_A_STATE = 2  # for each state that engines have
-MOST_PLACES = 8  # of a beginning, the latest ones
+"""The fields that can change the tokens of a prompt before its messages, or which states it may use."""
+BLOCK = 2048  # bytes; each block of a longer message or text has a digest of its own
+TOKENS_A_BYTE = 0.25  # tokens per byte of prompts, assumed until the first answer
+LEAST_ROOM, ROOM_A_STATE = 200_000, 2
+"""A router remembers LEAST_ROOM beginnings, or ROOM_A_STATE for each state of the engines if that is more."""
+MOST_PLACES = 8  # most places that are remembered for one beginning; the latest ones
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The beginnings of a prompt, the shortest first."""
+    """The beginnings of a prompt, the shortest first; the last one is the whole prompt."""
 
-    digests: Sequence[int]  # of each beginning
+    digests: Sequence[int]  # digest of each beginning
     sizes: Sequence[int]  # bytes of each beginning
 
 
 def read_chain(body: Mapping[str, Raw], owner: bytes) -> Chain:
-    """Return the chain of a request's body. owner: the digest of its API key, whose states no other has."""
+    """Return the chain of a request's body. owner: digest of its API key. Other keys get other chains and states."""
     digest = hashlib.blake2b(owner, digest_size=8)
     size, digests, sizes = 0, list[int](), list[int]()
     for name in SETTINGS:
@@ -58,13 +62,13 @@ def read_chain(body: Mapping[str, Raw], owner: bytes) -> Chain:
 
 
 def _parts(body: Mapping[str, Raw]) -> Iterator[bytes]:
-    """Yield the messages of a body, or its prompt as one part."""
+    """Yield each message of a body, or its whole prompt as one part."""
     for name in LISTS:
         value = body.get(name)
         if value is None:
             continue
         text = bytes(value)
-        # A list of embeddings' inputs holds texts or numbers, which are not the beginnings of one prompt.
+        # The input of embeddings is a list of texts or numbers, which are not messages of one prompt.
         if text[:1] == b"[" and name in ("messages", "input") and text[1:].lstrip()[:1] == b"{":
             yield from (bytes(item) for item in msgspec.json.decode(text, type=list[Raw]))
         else:
@@ -74,29 +78,29 @@ def _parts(body: Mapping[str, Raw]) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrompt:
-    """A beginning that several prompts may have, with what is known of it."""
+    """The knowledge of a beginning, which several prompts may share."""
 
-    length: int = 0  # of the prompt that ends there, in tokens; 0: none has been answered
-    places: tuple[Place, ...] = ()  # where states may lie
-    home: Engine | None = None  # the engine that got the latest prompt that ends there; None: none ends there
+    length: int = 0  # tokens of the prompt that is this whole beginning; 0: no such prompt has been answered
+    places: tuple[Place, ...] = ()  # places of its states, the latest first
+    home: Engine | None = None  # the engine that got the latest prompt that is this whole beginning; None: no prompt
 
 
 UNKNOWN = KnownPrompt()
 
 
 class Chains:
-    """Where the states of prompts lie that engines have computed, by the digests of the requests' messages."""
+    """The places of states that engines have computed for prompts, by the digests of the prompts' beginnings."""
 
     def __init__(self, states: Sized, least_room: int = LEAST_ROOM) -> None:
-        """states: all states of the engines."""
-        self._known: OrderedDict[int, KnownPrompt] = OrderedDict()  # the least recently used first
+        """states: a collection of all states of the engines, for their number."""
+        self._known: OrderedDict[int, KnownPrompt] = OrderedDict()  # by digest, the least recently used first
         self._states, self._least_room = states, least_room
-        self._tokens = self._bytes = 0.0  # of all prompts, the recent ones counting most
+        self._tokens = self._bytes = 0.0  # decaying sums over the answered prompts
 
     def demand(self, chain: Chain) -> Demand:
-        """Return what is known of a prompt."""
+        """Return the length, places and home of a prompt, as far as its beginnings are known."""
         places, tokens, measured = list[Place](), 0, 0
-        home, sent = None, 0  # where the longest known prompt went, and its bytes while it has not been answered
+        home, sent = None, 0  # engine of the longest known prompt in it; that prompt's bytes if unanswered
         for digest, size in zip(reversed(chain.digests), reversed(chain.sizes), strict=True):
             known = self._known.get(digest)
             if known is None:
@@ -119,12 +123,12 @@ class Chains:
             self._add(whole, replace(self._known.get(whole, UNKNOWN), home=engine))
 
     def learn(self, chain: Chain, length: int, places: Sequence[Place]) -> None:
-        """Note where states of a prompt, and of its answer, may lie.
+        """Note the places of states of a prompt and of its answer.
 
-        A place within the prompt was known to the engine before: it belongs to the longest beginning that another
-        prompt had too, such as a system message.
+        The engine knew a place within the prompt before this request. So it belongs to the longest beginning that an
+        earlier prompt had too, such as the system message.
 
-        length: of the prompt, in tokens.
+        length: tokens of the prompt.
         """
         if not chain.digests:
             return
@@ -139,7 +143,7 @@ class Chains:
         self._place(whole, [place for place in places if place[0] >= length], length)
 
     def _place(self, digest: int, places: Sequence[Place], length: int = 0) -> None:
-        """Note where states of a beginning may lie, and the length of a prompt that ends there."""
+        """Add places to a beginning, and set its length unless that is 0."""
         known = self._known.get(digest, UNKNOWN)
         merged = tuple(dict.fromkeys((*places, *known.places)))[:MOST_PLACES]
         self._add(digest, replace(known, length=length or known.length, places=merged))

@@ -19,7 +19,7 @@ from baton.api.security import accepted_keys
 
 
 class Router:
-    """The engines of a router, and the ways to pass requests on to them. Make it inside the event loop."""
+    """The engines of a router, and the parts that forward requests to them. Create it inside the event loop."""
 
     def __init__(self, config: Config) -> None:
         keys = accepted_keys(config)
@@ -38,8 +38,8 @@ class Router:
         self.sockets = Sockets(self.fleet, self.http, forwarder, config)
         self.all_engines = AllEngines(self.fleet, self.http, counts.registry)
         self.draining = False
-        self.open = 0  # requests
-        self._closed = asyncio.Event()  # is set whenever a request ends
+        self.open = 0  # number of open requests
+        self._closed = asyncio.Event()  # set whenever a request ends
         for url in config.engine:
             self.fleet.add(url)
 

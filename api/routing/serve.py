@@ -1,4 +1,4 @@
-"""The life of the router's process: it opens the port, follows the engines, and drains after a signal."""
+"""The life cycle of the router's process: it opens the port, follows the engines, and drains after a signal."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ NEVER_S = 1e9
 
 
 def route(config: Config, signals: Signals) -> int:
-    """Route until a signal comes, then let open requests finish. Return the exit code."""
+    """Run the router until a signal, then let open requests finish. Return the exit code."""
     logs.configure(config.log_format, config.log_level)
     return anyio.run(run, config, signals, backend_options={"use_uvloop": True})
 
@@ -64,7 +64,7 @@ def check_descriptors(connections: int, config: Config) -> None:
 
 
 async def drain(app: web.Application, seconds: float) -> None:
-    """Refuse new requests, and let open ones finish."""
+    """Refuse new requests, and wait at most `seconds` until open ones have finished."""
     router = app[ROUTER]
     router.draining = True
     structlog.get_logger().info("draining", open_requests=router.open)

@@ -1,9 +1,9 @@
-"""Websockets through the router: each message goes to the engine that has what it continues."""
+"""Websockets through the router: each message goes to the engine that has the response it continues."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -23,14 +23,15 @@ from baton.api.routing.engines import EngineView, Fleet
 from baton.api.routing.forwarding import HOP_BY_HOP, Forwarder, passed_on
 from baton.api.security import SUBPROTOCOL, owner_of, subprotocols
 
-# Headers of a websocket's request that belong to one connection.
+# Headers of a websocket's handshake that are not forwarded: they concern one connection.
 OF_SOCKETS = HOP_BY_HOP | {
     "sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol",
 }  # fmt: skip
 BEGINNINGS = ("response.create", "response.resume")
 ENDS = ("response.completed", "response.failed", "response.incomplete", "error")
-OTHER_ERRORS = ((400, "response_not_found"), (400, "unknown_event_type"))  # of messages that begin no response
-MOST_STREAMS = 256  # more than an engine's MAX_LANES
+OTHER_ERRORS = ((400, "response_not_found"), (400, "unknown_event_type"))
+"""Status and code of the errors that answer messages which begin no response."""
+MOST_STREAMS = 256  # most streams whose latest response is remembered; more than an engine's MAX_LANES
 LOST = "the engine was lost in the middle of the response"
 
 
@@ -47,7 +48,7 @@ class SocketError(Struct):
 
 
 class SocketEvent(Struct):
-    """The fields of an event that a router looks at."""
+    """The fields of an event that a router reads."""
 
     type: str = ""
     stream_id: str | None = None
@@ -57,7 +58,7 @@ class SocketEvent(Struct):
 
     @property
     def ends_response(self) -> bool:
-        """Whether the event ends a response. Errors of some messages, such as of a late cancellation, do not."""
+        """Whether the event ends a response. Some errors do not, such as that of a cancellation that comes too late."""
         if self.type == "error" and self.error is not None:
             return (self.status, self.error.code) not in OTHER_ERRORS
         return self.type in ENDS
@@ -67,21 +68,23 @@ EVENTS = msgspec.json.Decoder(SocketEvent)
 
 
 class Sockets:
-    """Passes websockets on. A client has one websocket, and the router one to each engine that answers its messages."""
+    """The part of a router that forwards websockets.
+
+    For each client's websocket the router has one websocket to each engine that answers messages of this client.
+    """
 
     def __init__(self, fleet: Fleet, http: aiohttp.ClientSession, forwarder: Forwarder, config: Config) -> None:
         self._fleet, self._http, self._forwarder, self._config = fleet, http, forwarder, config
         self._open = set[Socket]()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Serve a client's websocket until it is closed. An engine's refusal of the handshake is the answer to it."""
+        """Serve a client's websocket until it is closed. If the engine refuses the handshake, so does the router."""
         client = Socket(SUBPROTOCOL, self._config.body_limit, heartbeat=self._config.ping_interval)
         if not client.can_prepare(request).ok:
             raise errors.upgrade_required()
         relay = ClientSocket(request, client, self._http)
-        view = await self._engine(request, b"")
         try:
-            await relay.connect(view)
+            await relay.connect(await self._engine(request, b""))
         except aiohttp.WSServerHandshakeError as error:
             raise errors.from_status(error.status, error.message) from None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -94,7 +97,7 @@ class Sockets:
         return client
 
     async def _serve(self, request: web.Request, client: Socket, relay: "ClientSocket") -> None:
-        """Pass on the client's messages. Each counts as in flight until its engine has it."""
+        """Forward the client's messages. Each counts as in flight until its engine has it."""
         connection = request.app[CONNECTIONS].of(request)
         connection.open_websocket(client.forget)
         await client.prepare(request)
@@ -110,7 +113,7 @@ class Sockets:
                     await self._pass_on(relay, request, message.data)
             finally:
                 connection.end_message(size)
-            del message  # It may be large, and the next one may be far off.
+            del message  # It may be large: do not keep it while waiting for the next one.
 
     async def close(self) -> None:
         """Close every websocket, because the router is shutting down."""
@@ -118,14 +121,15 @@ class Sockets:
             await client.close(code=WSCloseCode.GOING_AWAY, message=b"the server is shutting down")
 
     async def _pass_on(self, relay: "ClientSocket", request: web.Request, message: str | bytes) -> None:
-        """Pass a message on, or answer it with an error."""
+        """Forward a message, or answer it with an error."""
         data = message.encode() if isinstance(message, str) else message
         stream_id = None
         try:
             event = read_event(data)
             stream_id = read_stream_id(event)
             asking = read_asking(request.path, data, owner_of(request))
-            view = relay.maker(asking.bound) if asking.bound else relay.next_for(stream_id)
+            begins = event.get("type") in BEGINNINGS
+            view = relay.maker(asking.bound, begins) if asking.bound else relay.next_for(stream_id)
             if view is None:
                 view = await self._engine(request, data)
             await relay.send(view, data, event.get("type"), stream_id)
@@ -147,16 +151,16 @@ class EngineSocket:
     """The websocket to an engine."""
 
     socket: aiohttp.ClientWebSocketResponse
-    open: Counter[str | None] = field(default_factory=Counter)  # responses that have not ended, by stream_id
-    made: dict[str | None, str] = field(default_factory=dict)  # the name of the latest response, by stream_id
+    open: Counter[str | None] = field(default_factory=Counter)  # by stream_id: number of responses that have not ended
+    made: dict[str | None, str] = field(default_factory=dict)  # by stream_id: name of the latest response
 
     def note_sent(self, type: object, stream_id: str | None) -> None:
-        """Note the type and the stream of a client's event."""
+        """Count the response that a client's event begins, if it begins one."""
         if type in BEGINNINGS:
             self.open[stream_id] += 1
 
     def note_received(self, event: SocketEvent) -> None:
-        """Note an event of the engine."""
+        """Count a response as ended if an event of the engine ends it."""
         if not event.ends_response or not self.open[event.stream_id]:
             return
         self.open[event.stream_id] -= 1
@@ -171,38 +175,46 @@ class EngineSocket:
 
 
 class ClientSocket:
-    """A client's websocket, and those to the engines that answer its messages."""
+    """A client's websocket, and the websockets to the engines that answer its messages."""
 
     def __init__(self, request: web.Request, client: web.WebSocketResponse, http: aiohttp.ClientSession) -> None:
         self._request, self._client, self._http = request, client, http
-        self._engines: dict[EngineView, EngineSocket] = {}  # the one that was last sent to is the last
+        self._engines: dict[EngineView, EngineSocket] = {}  # in order of use, the last used one last
         self._tasks = set[asyncio.Task[object]]()
 
     @property
     def latest(self) -> EngineView | None:
-        """The engine that was last sent to, if it still takes requests."""
+        """The engine that got the latest message, if it still takes requests."""
         view = next(reversed(self._engines), None)
         return view if view is not None and view.takes_requests else None
 
     def next_for(self, stream_id: str | None) -> EngineView | None:
-        """Return the engine for a message that continues nothing: the one with the stream's open response, or latest.
+        """Return the engine for a message that continues no response.
 
-        Responses of one stream follow one another, and the message may cancel the open one.
+        It is the engine with an open response of the same stream, even a removed one: that response comes first, and
+        the message may cancel it. Without one it is `latest`.
         """
         return next((view for view, engine in self._engines.items() if engine.open[stream_id] > 0), self.latest)
 
-    def maker(self, name: str) -> EngineView | None:
-        """Return the engine that has made a response for this websocket, which it may have stored for it alone."""
-        return next((view for view, engine in self._engines.items() if name in engine.made.values()), None)
+    def maker(self, name: str, begins: bool) -> EngineView | None:
+        """Return the engine that made a response for this websocket, and may keep it for this websocket alone.
+
+        begins: whether the message begins another response, which no removed engine gets
+        """
+        views = (view for view, engine in self._engines.items() if name in engine.made.values())
+        return next((view for view in views if not (begins and view.phase == "removed")), None)
 
     async def connect(self, view: EngineView) -> None:
         """Connect to an engine. Raises aiohttp.ClientError if it does not take the websocket."""
         headers, url = passed_on(self._request.headers, OF_SOCKETS), f"{view.url}{self._request.path_qs}"
-        offered = subprotocols(self._request) or [SUBPROTOCOL]  # one may hold the API key
+        offered = subprotocols(self._request) or [SUBPROTOCOL]  # one of them may hold the API key
         with view.unless_lost():
             socket = await self._http.ws_connect(url, headers=headers, protocols=offered, max_msg_size=0)
         engine = self._engines[view] = EngineSocket(socket)
-        self._start(self._pump(view, engine))
+        callbacks = ExitStack()  # Entered before the task begins, because the engine may be removed before.
+        callbacks.enter_context(view.closing_when_lost(lambda: self._start(socket.close())))
+        callbacks.enter_context(view.leaving_when_removed(lambda: self._leave(view, engine)))
+        self._start(self._pump(view, engine)).add_done_callback(lambda _: callbacks.close())
 
     async def send(self, view: EngineView, data: bytes, type: object, stream_id: str | None) -> None:
         """Send a client's event to an engine. Raises aiohttp.ClientError."""
@@ -226,32 +238,41 @@ class ClientSocket:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _start(self, work: Coroutine[object, object, object]) -> None:
+    def _start(self, work: Coroutine[object, object, object]) -> asyncio.Task[object]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _leave(self, view: EngineView, engine: EngineSocket) -> None:
+        """Close the websocket to an engine if the engine has been removed, and its responses here have ended."""
+        if view.phase == "removed" and not engine.open:
+            self._engines.pop(view, None)
+            self._start(engine.socket.close())
 
     async def _pump(self, view: EngineView, engine: EngineSocket) -> None:
-        """Pass an engine's messages on. If it is lost, or closes the websocket, open responses end with an error."""
-        with suppress(ConnectionError), view.closing_when_lost(lambda: self._start(engine.socket.close())):
+        """Forward an engine's messages. If it is lost or closes the websocket, end its open responses with an error."""
+        with suppress(ConnectionError):
+            self._leave(view, engine)
             async for message in engine.socket:
                 event = event_of(message.data)
                 if event.response is not None:
                     engine.note_made(event.stream_id, name_of(owner_of(self._request), event.response.id))
                 engine.note_received(event)
                 await self._client.send_str(message.data)
+                self._leave(view, engine)
             self._engines.pop(view, None)
             for stream_id in engine.open.elements():
                 await self.fail(stream_id, errors.unavailable(LOST, "engine_lost"))
 
 
 def lost(error: Exception) -> ApiError:
-    """Return the 503 for an engine that does not answer."""
+    """Return the ApiError 503 for an engine that does not answer."""
     return errors.unavailable(f"the engine did not answer: {error}", "engine_lost")
 
 
 def event_of(data: str | bytes) -> SocketEvent:
-    """Return what a router looks at in an engine's event; nothing of one that cannot be read."""
+    """Decode an engine's event. Return an empty one if it cannot be decoded."""
     try:
         return EVENTS.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Copies of streams from an engine to a client, which another engine can continue."""
+"""Copying of a stream from an engine to a client, so that another engine can continue the stream."""
 
 import re
 
@@ -11,34 +11,39 @@ THEN_COMMENT = END + b":"
 COLON = ord(":")
 PINGS = (b": ping", b"event: ping")
 EVENT = msgspec.json.Decoder(Begun | TokensSent)
+UNREADABLE = (msgspec.MsgspecError, ValueError, IndexError, RecursionError)
+"""The errors for a comment of an engine of another version, or of one with a fault."""
 UNIQUE = re.compile(r"[0-9a-f]{32}")
 CREATED = re.compile(rb'"created": ?\d+')
 
 
 class StreamCopy:
-    """The frames of a stream, which are passed on together with the engine's comment on the tokens in them.
+    """The state of a stream that is copied, which says what the client has.
 
-    If an engine fails, frames without their comment are dropped: another engine sends their tokens again. Its own
-    beginning of the stream is dropped too, up to the first tokens that the client does not have; and in what follows
-    its ids and its time of creation are replaced by those that the client knows.
+    Frames wait until the engine's comment on their tokens arrives (`resuming.TokensSent`), and are then passed on. If
+    the engine fails, the waiting frames are dropped, because another engine sends their tokens again.
+
+    The other engine's stream has an opening and the tokens that the client already has; both are dropped. In later
+    frames its ids and its creation time are replaced by those of the first engine, which the client knows.
     """
 
     def __init__(self) -> None:
-        self.places = ""  # where the engine's states lie, at the end
-        self._begun: Begun | None = None  # of the first engine
-        self._tokens: list[bytearray] = []  # of each sequence, as far as they were passed on
-        self._shown: list[int] = []
-        self._events = 0  # of a response, as the engine counts them
-        self._ended: set[int] = set()  # the sequences that have ended
-        self._rest = b""  # the beginning of a frame
-        self._frames: list[bytes] = []  # frames whose comment has not come yet
-        self._created: bytes | None = None  # the field of the first frames; empty: they have none
-        self._to_skip = 0  # comments until the client has no more of the stream
-        self._renamed: list[tuple[bytes, bytes]] = []
+        self.places = ""  # the result of `places_of` at the end of the stream
+        self.fault = ""  # why the engine's stream cannot be read further; empty: it can
+        self._begun: Begun | None = None  # the first comment of the first engine
+        self._tokens: list[bytearray] = []  # the tokens of each sequence that the client has
+        self._shown: list[int] = []  # characters of each sequence that the client can have seen
+        self._events = 0  # number of a response's events that the client has
+        self._ended: set[int] = set()  # indices of the sequences that have ended
+        self._rest = b""  # an incomplete frame
+        self._frames: list[bytes] = []  # frames whose comment has not arrived yet
+        self._created: bytes | None = None  # the field `created` of the first frames; empty: they have none
+        self._to_skip = 0  # number of comments up to which frames are dropped, because the client has them
+        self._renamed: list[tuple[bytes, bytes]] = []  # (id of another engine, id that the client knows)
 
     @property
     def resumption(self) -> Resumption | None:
-        """The part of the stream that the client has, from which another engine continues; None if that is nothing."""
+        """The part of the stream that the client has, after which another engine continues; None if it has nothing."""
         if self._begun is None:
             return None
         tokens = zip(self._tokens, self._shown, strict=True)
@@ -47,12 +52,12 @@ class StreamCopy:
 
     @property
     def id(self) -> str:
-        """The id of the first sequence; empty until the engine has said it."""
+        """The id of the first sequence; empty until the engine's first comment."""
         return self._begun.ids[0] if self._begun is not None else ""
 
     @property
     def can_go_on(self) -> bool:
-        """Whether another engine can continue the stream: not if some of several sequences have ended."""
+        """Whether another engine can continue the stream: not after one of its sequences has ended."""
         return not self._ended
 
     @property
@@ -62,32 +67,39 @@ class StreamCopy:
 
     def begin_again(self) -> None:
         """Expect the stream of another engine."""
-        self._rest, self._frames, self._renamed = b"", [], []
+        self._rest, self._frames, self._renamed, self.fault = b"", [], [], ""
         self._to_skip = 2 if self._begun is not None else 0
 
     def take(self, chunk: bytes) -> bytes:
-        """Take in a chunk of the engine's stream. Return what the client gets."""
-        if self._created is not None and not (self._renamed or self._to_skip or self._frames or self._rest):
-            passed = self._take_plain(chunk)
-            if passed is not None:
-                return passed
-        *frames, self._rest = (self._rest + chunk).split(END)
+        """Handle a chunk of the engine's stream. Return the bytes that the client gets.
+
+        If the chunk has a comment that cannot be read, `fault` says why, and the client gets what precedes the events
+        of this comment. Take no further chunks of this engine then.
+        """
         ready = list[bytes]()
-        for frame in frames:
-            if frame.startswith(COMMENT):
-                self._comment(EVENT.decode(frame[len(COMMENT) :]), ready)
-            elif frame.startswith(PLACES):
-                self.places = frame[len(PLACES) :].decode()
-            elif frame.startswith(PINGS) and not self._frames:
-                ready.append(frame + END)
-            else:
-                self._frames.append(frame + END)
+        try:
+            if self._created is not None and not (self._renamed or self._to_skip or self._frames or self._rest):
+                passed = self._take_plain(chunk)
+                if passed is not None:
+                    return passed
+            *frames, self._rest = (self._rest + chunk).split(END)
+            for frame in frames:
+                if frame.startswith(COMMENT):
+                    self._comment(EVENT.decode(frame[len(COMMENT) :]), ready)
+                elif frame.startswith(PLACES):
+                    self.places = frame[len(PLACES) :].decode(errors="replace")
+                elif frame.startswith(PINGS) and not self._frames:
+                    ready.append(frame + END)
+                else:
+                    self._frames.append(frame + END)
+        except UNREADABLE as error:
+            self.fault = f"a comment of the engine cannot be read: {error}"
         return b"".join(ready)
 
     def _take_plain(self, chunk: bytes) -> bytes | None:
-        """Take in a chunk that consists of events and the comment on their tokens, as almost all do; None: it does not.
+        """Handle a chunk with complete events and the comment on their tokens, without splitting it into frames.
 
-        The events are not looked at.
+        Almost all chunks are like that. Return the events, or None if the chunk is not like that.
         """
         at = chunk.find(THEN_COMMENT) + len(END)
         if at < len(THEN_COMMENT) or chunk[0] == COLON or not chunk.startswith(COMMENT, at):
@@ -101,14 +113,20 @@ class StreamCopy:
         return chunk[:at]
 
     def rest(self) -> bytes:
-        """Return the events at the end of a complete stream that no comment follows, such as an error."""
+        """Return the frames at the end of a complete stream that no comment follows, such as an error."""
         frames, self._frames = self._frames, []
         return b"".join(self._as_begun(frame) for frame in frames) + self._rest
 
     def _comment(self, event: Begun | TokensSent, ready: list[bytes]) -> None:
+        """Handle a comment. Append the events before it to `ready`, unless the client has them.
+
+        Raises one of UNREADABLE for a comment that no engine sends here. Then the client does not get the events.
+        """
         frames, self._frames = self._frames, []
         if isinstance(event, Begun):
-            self._begin(event, frames)
+            self._begin(event)
+        elif self._begun is None or self._to_skip == 2:
+            raise ValueError("tokens were sent before the stream began")
         elif not self._to_skip:
             self._count(event)
         if self._to_skip:
@@ -118,7 +136,9 @@ class StreamCopy:
         if self._created is None and frames:
             self._created = first_created(frames)
 
-    def _begin(self, event: Begun, frames: list[bytes]) -> None:
+    def _begin(self, event: Begun) -> None:
+        if not event.ids:
+            raise ValueError("a stream began without a sequence")
         if self._begun is None:
             self._begun = event
             self._tokens, self._shown = [bytearray() for _ in event.ids], [0] * len(event.ids)
@@ -127,6 +147,10 @@ class StreamCopy:
         self._renamed = [(other.encode(), own.encode()) for other, own in ids if other != own]
 
     def _count(self, event: TokensSent) -> None:
+        """Count tokens that the client gets. Raises IndexError, and counts none, if a sequence does not exist."""
+        for part in event.parts:
+            if not 0 <= part.index < len(self._tokens):
+                raise IndexError(f"there is no sequence {part.index}")
         self._events = event.events
         for part in event.parts:
             self._tokens[part.index] += part.tokens
@@ -135,7 +159,7 @@ class StreamCopy:
                 self._ended.add(part.index)
 
     def _as_begun(self, frame: bytes) -> bytes:
-        """Return a frame with the ids and the time of the engine that has begun the stream."""
+        """Return a frame with the ids and the creation time of the first engine."""
         for other, own in self._renamed:
             frame = frame.replace(other, own)
         return CREATED.sub(self._created, frame, count=1) if self._renamed and self._created else frame

@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.api.cluster import kept as module
 from baton.api.cluster.kept import KeptProcess
@@ -86,6 +88,19 @@ def first_wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "FIRST_WAIT_S", getattr(request, "param", 0.01))
 
 
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the list to which each wait is added, instead of waiting."""
+    found, timeout = list[float](), asyncio.timeout
+
+    def at_once(seconds: float) -> asyncio.Timeout:
+        found.append(seconds)
+        return timeout(0)
+
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(**vars(asyncio) | {"timeout": at_once}))
+    return found
+
+
 slowly_again = pytest.mark.parametrize("first_wait", [60.0], indirect=True)
 
 
@@ -103,6 +118,38 @@ async def test_a_process_that_cannot_be_started_is_tried_again() -> None:
     launcher.failures = 3
     async with kept_running(launcher) as process:
         assert process.restarts == 3
+
+
+@pytest.mark.parametrize("first_wait", [0.5], indirect=True)
+async def test_the_first_wait_is_the_shortest(waits: list[float]) -> None:
+    launcher = FakeLauncher()
+    async with kept_running(launcher) as process:
+        for starts in range(2, 10):
+            await process.kill()
+            await launcher.until(starts)
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+async def test_a_failed_start_is_logged_as_that_alone() -> None:
+    launcher = FakeLauncher()
+    with capture_logs() as logs:
+        async with kept_running(launcher) as process:
+            launcher.failures = 2
+            await process.kill()
+            await launcher.until(2)
+    events = [(line["event"], line.get("why"), line.get("exit_code")) for line in logs if line["event"] != "started"]
+    failed = ("cannot start", "no room", None)
+    assert events == [("ended by itself", None, -9), failed, failed, ("ended", None, 0)]
+    assert process.restarts == 3
+
+
+async def test_a_process_that_is_stopped_before_it_runs_has_not_ended() -> None:
+    launcher = FakeLauncher()
+    launcher.slow = True
+    with capture_logs() as logs:
+        async with kept_running(launcher):
+            await launcher.news.wait()
+    assert [line["event"] for line in logs] == ["cannot start"]
 
 
 async def test_a_restart_is_no_failure() -> None:

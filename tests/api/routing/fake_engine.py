@@ -17,14 +17,22 @@ SILENT_S = 60
 
 
 class FakeEngine:
-    """An engine that begins a stream and then drops the connection, or that refuses to continue one."""
+    """An engine that begins a stream and then drops the connection or is silent, or that refuses to continue one."""
 
     def __init__(
-        self, name: str, states: Sequence[CachedDigest] = (), refusal: ApiError | None = None, hangs: bool = False
+        self,
+        name: str,
+        states: Sequence[CachedDigest] = (),
+        refusal: ApiError | None = None,
+        hangs: bool = False,
+        stream: bytes = b"",
     ) -> None:
-        """states: those of its snapshot. refusal: its answer to every request. hangs: it answers nothing."""
+        """states: those of its snapshot. refusal: its answer to every request. hangs: it answers nothing.
+
+        stream: what it streams before it is silent [a part of a correct stream, before it drops the connection]
+        """
         self.asked = 0  # requests
-        self._refusal, self._hangs = refusal, hangs
+        self._refusal, self._hangs, self._stream = refusal, hangs, stream
         self._snapshot = Snapshot(
             sequence=0,
             boot=name,
@@ -62,6 +70,9 @@ class FakeEngine:
             return web.json_response({"error": {"message": "no"}}, status=400)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", RESUMABLE: "1"})
         await response.prepare(request)
+        if self._stream:
+            await response.write(self._stream)
+            await asyncio.sleep(SILENT_S)
         opening = b'data: {"n": 1}\n\n' + comment(Begun(ids=["a"], seeds=[1], limits=[9], weights=""))
         await response.write(opening + b'data: {"n": 2}\n\n' + comment(TokensSent(parts=[SentPart(0, pack([5]), 1)])))
         await asyncio.sleep(0.05)

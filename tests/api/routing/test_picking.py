@@ -149,6 +149,6 @@ async def test_a_websockets_message_goes_to_the_engine_that_answers_its_stream(f
     relay._engines[first].note_made("a", "stored here")
     assert relay.next_for("a") is first
     assert relay.next_for("b") is latest is relay.next_for(None)
-    assert relay.maker("stored here") is first and relay.maker("elsewhere") is None
+    assert relay.maker("stored here", True) is first and relay.maker("elsewhere", True) is None
     relay._engines[first].note_made("a", "the next one")
-    assert relay.maker("stored here") is None, "only the latest response of a stream can be continued"
+    assert relay.maker("stored here", True) is None, "only the latest response of a stream can be continued"

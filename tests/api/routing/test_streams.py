@@ -5,7 +5,7 @@ import pytest
 
 from baton.actors.tokens import pack
 from baton.api.events.places import PLACES, split_places
-from baton.api.resuming import Begun, SentPart, TokensSent, comment
+from baton.api.resuming import COMMENT, Begun, SentPart, TokensSent, comment
 from baton.api.routing.streams import StreamCopy
 
 FIRST, SECOND = "chatcmpl-" + "a" * 32, "chatcmpl-" + "b" * 32
@@ -33,6 +33,50 @@ def test_a_stream_is_copied_without_its_comments(size: int) -> None:
     chunks = [stream[at : at + size] for at in range(0, len(stream), size)]
     assert b"".join(map(copy.take, chunks)) == OPENING + A + b": ping\n\n" + B + C
     assert copy.places == "9 9:ff"
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        COMMENT + b"{\n\n",
+        COMMENT + b'{"event":"later version"}\n\n',
+        COMMENT + b"\xff\n\n",
+        COMMENT + b"[" * 100_000 + b"\n\n",
+        comment(TokensSent(parts=[SentPart(0, pack([2]), 2), SentPart(1, pack([2]), 2)])),
+        comment(TokensSent(parts=[SentPart(-1, pack([2]), 2)])),
+        comment(Begun(ids=[], seeds=[], limits=[], weights="")),
+    ],
+    ids=["no JSON", "unknown", "no text", "nested", "no such sequence", "before the first", "no sequence"],
+)
+@pytest.mark.parametrize("before", [b"", A + passed(3)], ids=["plain", "after another"])
+def test_a_comment_that_cannot_be_read_is_a_fault(comment: bytes, before: bytes) -> None:
+    """The client gets the events before, and not those of the comment, and another engine continues exactly there."""
+    copy = StreamCopy()
+    copy.take(OPENING + begun(FIRST) + A + passed(1))
+    assert copy.take(before + B + comment + C + passed(4)) == (A if before else b"") and copy.fault
+    resumption = copy.resumption
+    assert resumption is not None and resumption.parts == [SentPart(0, pack([1, 3] if before else [1]), 1)]
+    assert copy.can_go_on and not copy.complete
+    copy.begin_again()
+    again = frame(SECOND, "") + begun(SECOND) + frame(SECOND, "a") + passed(1)
+    assert copy.take(again + frame(SECOND, "b") + passed(2)) == B and not copy.fault
+
+
+def test_a_beginning_without_a_sequence_is_no_complete_stream() -> None:
+    copy = StreamCopy()
+    copy.take(OPENING + comment(Begun(ids=[], seeds=[], limits=[], weights="")))
+    assert copy.fault and not copy.complete and copy.resumption is None
+
+
+def test_tokens_before_the_beginning_are_a_fault() -> None:
+    """Also in the stream of an engine that continues another one's."""
+    copy = StreamCopy()
+    assert copy.take(OPENING + A + passed(1)) == b"" and copy.fault
+    assert copy.resumption is None and copy.can_go_on
+    copy.begin_again()
+    assert copy.take(OPENING + begun(FIRST) + A + passed(1)) == OPENING + A and not copy.fault
+    copy.begin_again()
+    assert copy.take(frame(SECOND, "") + passed(1) + frame(SECOND, "b") + passed(2)) == b"" and copy.fault
 
 
 @pytest.mark.parametrize(
