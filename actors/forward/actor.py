@@ -197,7 +197,7 @@ class Forward:
         self.device.run(Work(step.step, *of_rows, predictions=predictions, late=late))
 
     def _mask(self, masks: list[RowMask]) -> None:
-        """Pass its late masks to the newest step. Its rows may have been retired meanwhile, and their indices reused."""
+        """Pass its late masks to the newest step. Its rows may have been retired since, and their indices reused."""
         assert self._late is not None
         late, rows = self._late
         late.set_result([WorkMask(rows[mask.grant], mask.words) for mask in masks])
