@@ -1,4 +1,4 @@
-"""The device's threads: one enqueues and never waits, one waits for steps, one waits for copies."""
+"""The device's threads: one enqueues and waits for nothing but late masks, one waits for steps, one for copies."""
 
 import threading
 from collections.abc import Callable

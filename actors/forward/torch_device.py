@@ -21,7 +21,7 @@ from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.pending import LaunchedWork
 from baton.actors.forward.step.reporting import CopiedLogprobs, to_host
 from baton.actors.forward.step.rows import DeviceRow, RowTable
-from baton.actors.forward.streams import CpuStream, Stream
+from baton.actors.forward.streams import CpuStream, Event, Stream
 from baton.actors.forward.transfers.enqueue import Transfers
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request
@@ -173,11 +173,21 @@ class TorchDevice:
         if decoder:
             logits.append(decoder.logits())
         self._keep_decode_checkpoints(work)
+        late, waited = self._wait_for_masks(work)
         drawn, reports, last_draws = NOTHING_DRAWN, None, None
         if logits:
-            drawn, reports, last_draws = self._draw(step, logits[0] if len(logits) == 1 else torch.cat(logits))
+            drawn, reports, last_draws = self._draw(step, logits[0] if len(logits) == 1 else torch.cat(logits), late)
         predicted = self._predict(step, hidden, last_draws)
-        return LaunchedWork(step, began, self._stream.record(), drawn, sound, reports, prompts, predicted, pooled)
+        ended = self._stream.record()
+        return LaunchedWork(step, began, ended, waited, drawn, sound, reports, prompts, predicted, pooled)
+
+    def _wait_for_masks(self, work: Work) -> tuple[list[WorkMask], tuple[Event, Event] | None]:
+        """Wait until the step's late masks have come. Return them, and LaunchedWork's `waited`."""
+        if work.late is None:
+            return [], None
+        before = self._stream.record()
+        late = work.late.result()
+        return late, (before, self._stream.record())
 
     def _compute(
         self, step: PackedStep, hidden: Tensor | None
@@ -195,12 +205,14 @@ class TorchDevice:
             sound = to_host(hidden[step.ends].isfinite().all(-1), self._stream)
         return logits, sound, prompts
 
-    def _draw(self, step: PackedStep, logits: Tensor) -> tuple[Tensor, CopiedLogprobs | None, Tensor | None]:
+    def _draw(
+        self, step: PackedStep, logits: Tensor, late: list[WorkMask]
+    ) -> tuple[Tensor, CopiedLogprobs | None, Tensor | None]:
         """Enqueue the draw. Return LaunchedWork's `drawn` and `reports`, and each row's last valid draw with drafts."""
         unadjusted, valid, last_draws = step.reports.copy_logits(logits), None, None
         step.adjustments.apply(logits, self._counts)
-        if step.work.late is not None:
-            self._apply_late_masks(step.work, step.work.late.result(), logits)
+        if late:
+            self._apply_late_masks(step.work, late, logits)
         if step.draws is None:
             assert self._decoder is not None
             drawn = self._decoder.draw()
@@ -223,8 +235,7 @@ class TorchDevice:
         self._late_inbox.begin()
         masks = pack_masks(self._late_inbox, draws_of(work), late)
         self._late_inbox.send()
-        if masks is not None:
-            apply_masks(logits, masks.draws, masks.words)
+        apply_masks(logits, masks.draws, masks.words)
 
     def _predict(self, step: PackedStep, hidden: Tensor | None, last_draws: Tensor | None) -> Tensor | None:
         """Enqueue the step's predictions. Return LaunchedWork's `predicted`."""

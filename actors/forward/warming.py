@@ -1,6 +1,7 @@
 """Warm-up: steps of every kind, so that all kernels are compiled and memory reaches its peak before any request."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 from torch import nn
@@ -140,7 +141,7 @@ def _drafting(row: int, position: int) -> Iterator[Work]:
 def _works(lengths: list[int], spare_slot: int, vocab_size: int) -> Iterator[Work]:
     """Yield three steps: row 0's prompt; the prompts of the others while row 0 decodes; all rows decode.
 
-    In the last two steps, row 0 has a mask.
+    In the last two steps, row 0 has a mask, which comes late in the last one.
     """
     longest, *short = lengths
     masks = [WorkMask(0, bytes([255]) * 4 * -(-vocab_size // 32))]
@@ -148,4 +149,6 @@ def _works(lengths: list[int], spare_slot: int, vocab_size: int) -> Iterator[Wor
     yield Work(0, [WorkChunk(0, 0, longest, True)], [], [], checkpoints)
     chunks = [WorkChunk(row, 0, length, True) for row, length in enumerate(short, start=1)]
     yield Work(1, chunks, [0], [longest], [], masks)
-    yield Work(2, [], list(range(len(lengths))), [longest + 1, *short], [], masks)
+    late = Future[list[WorkMask]]()
+    late.set_result(masks)
+    yield Work(2, [], list(range(len(lengths))), [longest + 1, *short], [], late=late)

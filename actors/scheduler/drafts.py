@@ -65,7 +65,7 @@ def usable_drafts(state: SchedulerState, row: ScheduledRow) -> Usable | None:
     """
     proposal, first = row.proposal, row.position + 1
     if row.constrained:
-        proposal = row.mask.proposal if row.mask is not None else None
+        proposal = row.mask.proposal if row.mask is not None and not row.unmasked else None
     if proposal is None or row.suspect:
         return None
     most = min(state.limits.drafts, row.last - first)

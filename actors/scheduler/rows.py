@@ -28,6 +28,9 @@ from baton.actors.scheduler.state import ScheduledRow, SchedulerState, StepPlan
 from baton.actors.scheduler.strategy import max_checkpoint_slots
 from baton.actors.tokens import count, pack
 
+# For so many tokens a row with a grammar does not wait for masks with drafts, after a step has not fed those of one.
+DECLINED = 16
+
 
 @dataclass
 class RunningRows:
@@ -225,11 +228,19 @@ class RunningRows:
             ),
         )
         self._new_pages.clear()
+        self._note_declined(step)
         rows = state.rows
         for chunk in step.chunks:
             self._advance(rows[chunk.grant], chunk.tokens)
         for grant in step.decodes:
             self._advance(rows[grant], 1)
+
+    def _note_declined(self, step: StepPlan) -> None:
+        """Note rows that waited for a mask with drafts and do not feed them: the wait halves their speed."""
+        for mask in step.masks:
+            row = self.state.rows[mask.grant]
+            if step.propose and row.mask is not None and row.mask.proposal and row.grant not in step.drafts:
+                row.undrafted_until = row.position + DECLINED
 
     def settle(self, advanced: list[Advance], proposals: list[Proposal], chance: float) -> None:
         """Advance rows by their accepted drafts, and keep the proposals for the next step."""

@@ -60,6 +60,7 @@ class ScheduledRow:
     steady_until: int = 0  # see `steady_until` in plan.py; 0: not known
     constrained: bool = False  # the request has a grammar
     mask: RowMask | None = None  # the newest mask that results has sent
+    undrafted_until: int = 0  # below this position no drafts are expected: those that came with a mask did not pay
     proposal: Proposal | None = None  # what results proposed after the newest step; None: nothing
 
     @property
@@ -91,7 +92,8 @@ class ScheduledRow:
         """
         if self.prefilling or not self.fits(1):
             return False
-        return not self.unmasked or self.mask is None or self.mask.proposal is None
+        has_drafts = self.mask is not None and self.mask.proposal is not None and self.position >= self.undrafted_until
+        return not (self.unmasked and has_drafts)
 
     def ranked(self, begin: int, end: int) -> list[int]:
         """Return the positions to checkpoint in (begin, end], in the order in which they get slots."""

@@ -99,6 +99,8 @@ class HashDevice:
         self._due: float | None = None  # when the oldest call is done, if its masks have come; None if there is none
         self.runs = 0  # number of steps executed so far
         self.passed = 0  # number of the last executed step, as its Work names it
+        self.bad_launches: set[int] = set()  # the runs of steps that fail before their late masks come
+        self.failed_early = 0  # number of steps that did
         self.failed_alone: set[str] = set()  # requests that failed in a step without other rows
         self._unfilled: set[int] = set()  # grants whose fill failed
         self._duration = duration
@@ -216,7 +218,8 @@ class HashDevice:
     @property
     def due(self) -> float | None:
         """When the oldest call is done; None if there is none, or if it is a step whose late masks have not come."""
-        return self._due if self._late is None or self._late.done() else None
+        is_ready = self._late is None or self._late.done() or self.runs + 1 in self.bad_launches
+        return self._due if is_ready else None
 
     @property
     def _late(self) -> Future[list[WorkMask]] | None:
@@ -337,6 +340,9 @@ class HashDevice:
 
     def _run(self, work: Work) -> Ran:
         """Run a step, or fail it if the scenario says so."""
+        if work.late is not None and self.runs in self.bad_launches:
+            self.failed_early += not work.late.done()
+            raise InjectedFault("injected: launch")
         self._has_run = True
         moved = self._moved(work)
         if len(moved) == 1 and moved[0][0].grant in self._unfilled:

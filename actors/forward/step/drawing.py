@@ -166,10 +166,8 @@ def pack_adjustments(inbox: Inbox, draws: Draws, table: RowTable, masks: Masks |
     return Adjustments(_pack_penalties(inbox, penalised, drafts), _pack_biases(inbox, biases), masks)
 
 
-def pack_masks(inbox: Inbox, draws: Draws, masks: Sequence[WorkMask]) -> Masks | None:
-    """Pack the masks of a step's rows."""
-    if not masks:
-        return None
+def pack_masks(inbox: Inbox, draws: Draws, masks: Sequence[WorkMask]) -> Masks:
+    """Pack the masks of some of a step's rows, at least one."""
     first = {row: draw for draw, row in reversed([*enumerate(draws.rows)])}  # a row's draws follow one another
     of = [first[mask.row] + number for mask in masks for number in range(1 + len(mask.ahead))]
     words = b"".join(words for mask in masks for words in (mask.words, *mask.ahead))

@@ -67,7 +67,7 @@ def pack_step(
     here = Work(work.step, work.chunks, [], [], work.checkpoints) if captures_decodes else work
     of_batch = draws.at[: sum(chunk.samples for chunk in work.chunks)] if captures_decodes else draws.at
     are_plain = bool(table.is_plain[draws.rows].all())
-    masks = pack_masks(inbox, draws, work.masks)
+    masks = pack_masks(inbox, draws, work.masks) if work.masks else None
     ends = [offset + c.stop - c.start - 1 for c, offset in offsets_of(work) if not c.samples]
     return PackedStep(
         work,

@@ -21,6 +21,7 @@ class LaunchedWork:
     step: PackedStep
     began: Event
     ended: Event
+    waited: tuple[Event, Event] | None  # the points between which the device waited for late masks; None: it did not
     drawn: Tensor  # int64 [draws]: the tokens, -1 where the logits were not finite
     sound: Tensor | None  # bool: whether each chunk of step.unsampled ended in finite hidden states; None without any
     reports: CopiedLogprobs | None  # the log probabilities of the draws that report
@@ -49,4 +50,8 @@ class LaunchedWork:
             else {},
             pooled=[RowPooled(c.row.grant, mean.numpy().tobytes()) for c, mean in of_pooled if mean is not None],
         )
-        return Done(ran, self.ended.seconds_since(self.began))
+        seconds = self.ended.seconds_since(self.began)
+        if self.waited is not None:
+            before, after = self.waited
+            seconds -= after.seconds_since(before)
+        return Done(ran, seconds)

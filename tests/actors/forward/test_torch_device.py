@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -251,6 +252,16 @@ def test_masks_that_come_late_hold_like_others() -> None:
     chunks, decodes = [prompt(3, 1), prompt(2, 1)], {0: 1, 1: 1}
     assert unpack(bench.run(chunks, decodes, masks={2: [5]}, late={1: [7], 3: [6]}).tokens) == [6, 5, best(1), 7]
     assert unpack(bench.run([], {2: 1, 0: 2}, late={}).tokens) == [best(1), best(1)], "both rows have ended"
+
+
+def test_the_wait_for_late_masks_is_not_time_of_the_device() -> None:
+    bench, come = Bench(), Future[list[WorkMask]]()
+    bench.open(0, [1])
+    timer = threading.Timer(0.3, lambda: come.set_result(words_of({0: [3]})))
+    timer.start()
+    done = bench.device.launch(Work(1, [prompt(0, 1)], [], [], [], late=come)).collect()
+    timer.join()
+    assert unpack(done.report.tokens) == [3] and 0 <= done.seconds < 0.2
 
 
 def test_with_a_grammar_only_the_mask_bans_stop_tokens() -> None:

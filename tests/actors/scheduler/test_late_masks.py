@@ -1,8 +1,10 @@
 """Late masks: when the scheduler sends them, and for which rows it waits."""
 
-from baton.actors.grants import RowMask
+from baton.actors.control import Speeds
+from baton.actors.grants import Proposal, RowMask
 from baton.actors.messages import Abort, Granted, Masked, Step, StepMasks
 from baton.actors.requests import Hit
+from baton.actors.tokens import pack
 from tests.actors.scheduler.desk import Desk
 
 
@@ -10,9 +12,9 @@ def masked(grant: int, position: int) -> RowMask:
     return RowMask(grant, position, b"words %d" % position)
 
 
-def constrained(rows: int, max_tokens: int = 9) -> Desk:
+def constrained(rows: int, max_tokens: int = 9, **limits: int) -> Desk:
     """Return a desk whose rows, with prompts of four tokens and a grammar, all draw in step 1, without their masks."""
-    desk = Desk(max_running=rows, step_tokens=64, depth=2)
+    desk = Desk(max_running=rows, step_tokens=64, depth=2, **limits)
     for grant in range(1, rows + 1):
         desk.submit(f"r{grant}", max_tokens=max_tokens, grammar="g")
     for grant in range(1, rows + 1):
@@ -68,3 +70,20 @@ def test_a_mask_that_is_there_is_not_sent_twice() -> None:
     desk.settle()
     assert [step.late for step in desk.of(Step)] == [[1], [1], [1]]
     assert desk.of(StepMasks) == [StepMasks(1, [masked(1, 4)]), StepMasks(2, [masked(1, 5)])]
+
+
+def test_a_row_waits_for_masks_with_drafts_only_while_drafts_are_fed() -> None:
+    """Drafts that are right with a chance of 0.31 promise 1.31 tokens in 1.1 times the time, which is not enough."""
+    for chance, is_fed in ((0.31, False), (0.9, True)):
+        desk = constrained(1, max_tokens=60, drafts=8)
+        desk.receive(Speeds(decode=1.0, draft=0.1))
+        desk.receive(Masked([masked(1, 4)], []))
+        desk.settle()
+        for position in (5, 6):  # the mask of the step in flight, and one that the row waits for
+            own = Proposal(1, position, pack([7]), chance)
+            desk.receive(Masked([RowMask(1, position, b"words", [b"ahead"], own)], []))
+            desk.settle()
+        step = desk.of(Step)[-1]
+        assert bool(step.drafts) == is_fed
+        desk.settle()
+        assert bool(desk.of(Step)[-1].late) != is_fed
