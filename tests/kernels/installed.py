@@ -68,7 +68,11 @@ def library_for(target: Target | None = None) -> Path:
         kind, extra = "-checked", ("-Wextra", "-Werror")
     open_folder(folder)
     objects = folder / f"{OBJECTS}{kind}"
-    return fetch(folder, f"{key(found, chosen)}{kind}", lambda path: build(found, chosen, path, None, extra, objects))
+    with patch.dict(os.environ):
+        os.environ.pop("LD_PRELOAD", None)  # With the sanitizers' runtimes a compiler takes several times as long.
+        return fetch(
+            folder, f"{key(found, chosen)}{kind}", lambda path: build(found, chosen, path, None, extra, objects)
+        )
 
 
 def copying_compiler(folder: Path) -> Path:
