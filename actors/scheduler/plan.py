@@ -45,7 +45,7 @@ def plan(state: SchedulerState) -> Plan:
     plan_retraction(state, commands)
     after = {}  # by grant: positions after this step, of those of its rows that are not steady
     # After a step with drafts, the positions of its rows are known only when it is settled.
-    if state.in_flight < state.limits.depth and not state.drafting and not state.unmasked:
+    if state.in_flight < state.limits.depth and not state.drafting and not state.late:
         commands.step = plan_step(state, {grant for grant, _ in commands.retire})
     if commands.step is not None:
         moves = list(unsteady_moves(state, commands.step))

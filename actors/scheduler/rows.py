@@ -99,7 +99,7 @@ class RunningRows:
         for mask in masks:
             if mask.grant in self.state.rows:
                 self.state.rows[mask.grant].mask = mask
-            if mask.grant in self.state.unmasked:
+            if mask.grant in self.state.late:
                 self._late.append(mask)
         self._need_no_masks(mask.grant for mask in masks)
 
@@ -111,10 +111,10 @@ class RunningRows:
 
     def _need_no_masks(self, grants: Iterable[int]) -> None:
         """Note rows whose late mask has come, or never will. If these were the last, send the step its masks."""
-        unmasked = self.state.unmasked
-        if unmasked:
-            unmasked.difference_update(grants)
-            if not unmasked:
+        late = self.state.late
+        if late:
+            late.difference_update(grants)
+            if not late:
                 self.send("forward", StepMasks(self.state.steps, self._late))
                 self._late = []
 
@@ -205,7 +205,7 @@ class RunningRows:
         state.in_flight += 1
         state.last_step_isolated = step.isolated
         state.drafting = bool(step.drafts or step.predict)
-        state.unmasked = set(step.late)
+        state.late = set(step.late)
         for grant, position in step.missed:
             if position in state.rows[grant].marks:
                 self.send("cache", Passed(grant, position))

@@ -120,7 +120,7 @@ class SchedulerState:
     steps: int = 0  # steps sent
     in_flight: int = 0  # steps sent and not settled
     ended: int = 0  # rows given back
-    unmasked: set[int] = field(default_factory=set)  # rows of the newest step whose late masks have not come
+    late: set[int] = field(default_factory=set)  # rows of the newest step whose late masks have not come
     drafting: bool = False  # the newest step has drafts or predictions and is not settled: the next one waits for it
     chance: float = 0.0  # how likely a predicted token is right if those before it are; 0: nothing was predicted yet
     last_step_isolated: bool = False  # the last step was for a suspect row alone

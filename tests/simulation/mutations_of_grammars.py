@@ -106,7 +106,7 @@ def late_masks_sent_when_the_first_has_come(patch: Patch) -> None:
 
     def need_no_masks(self: RunningRows, grants: Iterable[int]) -> None:
         grants = set(grants)
-        original(self, self.state.unmasked if grants & self.state.unmasked else ())
+        original(self, self.state.late if grants & self.state.late else ())
 
     patch(RunningRows, "_need_no_masks", need_no_masks)
 
@@ -137,11 +137,11 @@ def next_step_does_not_wait_for_late_masks(patch: Patch) -> None:
     original = plan
 
     def planned(state: SchedulerState) -> Plan:
-        unmasked, state.unmasked = state.unmasked, set()
+        late, state.late = state.late, set()
         try:
             return original(state)
         finally:
-            state.unmasked = unmasked
+            state.late = late
 
     patch(scheduler, "plan", planned)
 

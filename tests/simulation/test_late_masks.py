@@ -28,19 +28,19 @@ class Situations:
         mask = Forward._mask
 
         def noted_end(rows: RunningRows, grants: list[int], reason: RetireReason) -> None:
-            self.reached[f"end: {reason}"] += bool(rows.state.unmasked & set(grants))
+            self.reached[f"end: {reason}"] += bool(rows.state.late & set(grants))
             end(rows, grants, reason)
 
         def noted_retire(rows: RunningRows, grant: int, reason: RetireReason) -> None:
-            self.reached[f"retire: {reason}"] += grant in rows.state.unmasked & rows.state.rows.keys()
+            self.reached[f"retire: {reason}"] += grant in rows.state.late & rows.state.rows.keys()
             retire(rows, grant, reason)
 
         def noted_receive(scheduler: Scheduler, message: Message) -> None:
-            self.reached[type(message).__name__] += bool(scheduler.state.unmasked)
+            self.reached[type(message).__name__] += bool(scheduler.state.late)
             receive(scheduler, message)
 
         def noted_restart(simulation: Simulation, actor: str) -> None:
-            self.reached["restart"] += bool(simulation.unit.scheduler.state.unmasked)
+            self.reached["restart"] += bool(simulation.unit.scheduler.state.late)
             restart(simulation, actor)
 
         def noted_mask(forward: Forward, masks: list[RowMask]) -> None:

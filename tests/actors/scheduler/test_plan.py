@@ -77,7 +77,7 @@ def test_a_row_whose_last_mask_had_drafts_waits_for_the_next_one() -> None:
 
 def test_no_step_follows_one_whose_late_masks_have_not_come() -> None:
     waiting = state(row(1, 9))
-    waiting.unmasked = {2}
+    waiting.late = {2}
     assert plan(waiting).step is None
 
 
