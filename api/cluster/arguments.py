@@ -21,4 +21,11 @@ def add_commands(to: argparse.ArgumentParser) -> None:
         if verb in ("logs", "restart"):
             command.add_argument("names", nargs="*", metavar="NAME", help="a process, as in `status` [all]")
         if verb == "logs":
-            command.add_argument("--lines", type=int, default=LINES, help="of each process [%(default)s]")
+            command.add_argument("--lines", type=count, default=LINES, help="of each process [%(default)s]")
+
+
+def count(text: str) -> int:
+    """Parse a number of lines. Raises ValueError."""
+    if (number := int(text)) < 0:
+        raise ValueError
+    return number

@@ -111,10 +111,13 @@ def free_port(host: str) -> int:
 
 
 def last_lines(path: Path, lines: int) -> str:
-    """Return the last lines of a file; none if there is no file."""
+    """Return the last whole lines of a file, of its last MiB at most; none if there is no file."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return "".join(line.decode(errors="replace") for line in file.readlines()[-lines:])
+            if (start := path.stat().st_size - TAIL_BYTES) > 0:
+                file.seek(start - 1)
+                file.readline()  # the rest of the line that begins before the last MiB
+            whole = file.readlines()
     except FileNotFoundError:
         return ""
+    return "".join(line.decode(errors="replace") for line in whole[max(0, len(whole) - lines) :])

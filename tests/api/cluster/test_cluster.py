@@ -125,7 +125,13 @@ async def test_the_cluster_survives_an_engine_and_the_router(cluster: ClusterPro
     after = restarts(cluster)
     assert list(after) == ["router", "engine-0", "engine-1"]
     assert [after[name] - before[name] for name in after] == [1, 0, 1]
-    assert "listening" in cluster.run("logs", "engine-0", "--lines", "5000")
+
+
+def test_the_last_lines_of_a_log_are_printed(cluster: ClusterProcess) -> None:
+    title, *lines = cluster.run("logs", "engine-0", "--lines", "3").splitlines()
+    assert title == "==> engine-0 <=="
+    written = (cluster.folder / "cluster.run/logs/engine-0.log").read_text().splitlines()
+    assert [line for line in lines if line] == written[-3:]
 
 
 @pytest.mark.soak
