@@ -220,6 +220,7 @@ class Relay:
                     self._tell_api()
                     await self.unit.run()
                 except Exception as broken:
+                    raise_if_cancelled()  # A task group that raises has suppressed a cancellation of its task.
                     if is_device_lost(broken) or not self._may_restart():
                         raise
                     await self._restart(broken)
@@ -378,6 +379,13 @@ class Relay:
 
     def _send_from_api(self, to: Address, message: Message) -> None:
         self.unit.runtime.send("api", to, message)
+
+
+def raise_if_cancelled() -> None:
+    """Raise CancelledError if the current task was asked to cancel and goes on."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def is_device_lost(broken: BaseException) -> bool:

@@ -43,6 +43,32 @@ def test_restarts_are_counted_within_a_minute(third: float, allowed: bool) -> No
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("steps", [0, 1, 2, 4, 8, 16])
+def test_a_cancellation_that_meets_an_error_is_not_lost(steps: int) -> None:
+    """The cancellation comes `steps` steps of the event loop after an actor has raised."""
+
+    async def scenario() -> None:
+        async with running(MODEL, restarts=3) as ring:
+
+            def cancel_after(steps: int) -> None:
+                if steps:
+                    asyncio.get_running_loop().call_soon(cancel_after, steps - 1)
+                else:
+                    ring.carrying.cancel()
+
+            def broken() -> None:
+                cancel_after(steps)
+                raise RuntimeError("broken")
+
+            ring.relay.unit.scheduler.act = broken  # type: ignore[method-assign]
+            ring.submit([1, 2, 3], 4)
+            await asyncio.wait({ring.carrying}, timeout=30)
+            assert ring.carrying.cancelled()
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(scenario())
+
+
 def test_counters_continue_after_a_restart() -> None:
     async def scenario() -> None:
         async with running(MODEL, restarts=1) as ring:
