@@ -13,10 +13,10 @@ from tokenizers.pre_tokenizers import ByteLevel
 from baton.models.config import UNLIMITED, is_file, read_json, read_whole
 from baton.models.gguf.header import SUFFIX, read_gguf
 from baton.models.text import tiktoken
-from baton.models.text.detokenizer import Detokenizer
+from baton.models.text.detokenizer import REPLACEMENT, Detokenizer
 from baton.models.text.encoder import Encoded, PieceEncoder
 from baton.models.text.grammars.compiling import Grammars
-from baton.models.text.panics import without_panics
+from baton.models.text.panics import TokenizerError, without_panics
 from baton.models.text.sandbox import TemplateError
 from baton.models.text.template import Beginning, ChatTemplate, KeptReasoning
 from baton.models.text.token_bytes import TokenBytes
@@ -123,8 +123,18 @@ class ModelText:
         return self._bytes.of(id)
 
     def detokenizer(self, prompt_tail: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
-        """Return the incremental decoder of an output that follows the tokens `prompt_tail`."""
-        return Detokenizer(lambda ids: self.decode(ids, skip_special_tokens), prompt_tail)
+        """Return the incremental decoder of an output that follows the tokens `prompt_tail`.
+
+        Where the tokenizer library panics the text is U+FFFD, because an output cannot be refused.
+        """
+
+        def decode(ids: Sequence[int]) -> str:
+            try:
+                return self.decode(ids, skip_special_tokens)
+            except TokenizerError:
+                return REPLACEMENT
+
+        return Detokenizer(decode, prompt_tail)
 
     def grammars(self, vocab_size: int) -> Grammars:
         """Return the compiler of grammars for outputs of a model with `vocab_size` logits.

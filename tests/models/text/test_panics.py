@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Regex, Tokenizer
+from tokenizers import Regex, Tokenizer, decoders
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from baton.models.text.panics import TokenizerError
@@ -23,6 +23,11 @@ def write_slow(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+def write_hash_model(folder: Path) -> None:
+    config = {"model_type": "hash", "vocab_size": 300, "chunk_size": 8, "max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def test_a_panic_is_an_error(tmp_path: Path) -> None:
     write_slow(tmp_path)
     text = load_text(tmp_path)
@@ -35,8 +40,7 @@ def test_a_panic_is_an_error(tmp_path: Path) -> None:
 
 def test_a_panic_is_answered_and_the_server_goes_on(tmp_path: Path) -> None:
     write_slow(tmp_path)
-    config = {"model_type": "hash", "vocab_size": 300, "chunk_size": 8, "max_position_embeddings": 4096}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_hash_model(tmp_path)
     bodies = {
         "/v1/completions": {"prompt": HARD, "max_tokens": 1},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": HARD}], "max_tokens": 1},
@@ -48,3 +52,23 @@ def test_a_panic_is_answered_and_the_server_goes_on(tmp_path: Path) -> None:
             status, answer = server.post(path, body)
             assert status == 400 and "the tokenizer failed" in answer["error"]["message"], path
         assert server.post("/v1/completions", {"prompt": "easy", "max_tokens": 1})[0] == 200
+
+
+def test_an_output_whose_text_makes_the_library_panic_goes_on(tmp_path: Path) -> None:
+    """Where that happened in the actors, they were restarted, and failed again when the request was resumed."""
+    write_tokenizer(tmp_path)
+    write_hash_model(tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    replaced = decoders.Replace(Regex("(((x+)+)+)+y"), "z")  # takes too long for 13 times x
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), replaced])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    only_x = {"logit_bias": {tokenizer.token_to_id("x"): 100}, "max_tokens": 24, "ignore_eos": True}
+    with ServerProcess([*SERVE, str(tmp_path)]) as server:
+        status, answer = server.post("/v1/completions", {"prompt": "easy", **only_x})
+        text = answer["choices"][0]["text"]
+        assert status == 200 and answer["usage"]["completion_tokens"] == 24
+        assert text.startswith("x" * 8) and set(text) == {"x", "\ufffd"}
+        assert server.post("/v1/completions", {"prompt": "x" * 30, **only_x})[0] == 200
+        assert server.post("/v1/completions", {"prompt": "easy", "max_tokens": 1})[0] == 200
+        events = [line["event"] for line in server.log]
+        assert events.count("request") == 3 and not [event for event in events if "restart" in event]
