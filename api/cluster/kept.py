@@ -44,36 +44,41 @@ class KeptProcess:
 
     async def run(self) -> None:
         """Keep the process running until `stop`."""
-        wait, clock = FIRST_WAIT_S, asyncio.get_running_loop().time
-        log = structlog.get_logger().bind(process=self.name)
+        wait, log = FIRST_WAIT_S, structlog.get_logger().bind(process=self.name)
         while not self._stopping:
-            started, has_run = clock(), True
-            try:
-                self._process = self._latest = await self._start()
-                self.starts += 1
-                log.info("started", url=self._process.url)
-                self.exit_code = await self._process.wait()
-            except LaunchError as error:
-                has_run = False
-                log.error("cannot start", why=str(error))
-            self._process = None
-            self._ended.set()
-            self._ended = asyncio.Event()
-            if self._stopping or self._restarting:
-                if has_run:
+            seconds = await self._run_once(log)
+            expected, self._restarting = self._stopping or self._restarting, False
+            if expected:
+                if seconds is not None:
                     log.info("ended", exit_code=self.exit_code)
-                self._restarting = False
                 continue
             self.restarts += 1
-            if clock() - started > STABLE_S:
-                wait = FIRST_WAIT_S
-            if has_run:
+            if seconds is not None:
+                wait = FIRST_WAIT_S if seconds > STABLE_S else wait
                 log.warning("ended by itself", exit_code=self.exit_code, again_after_s=wait)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._stopped.wait()
             wait = min(2 * wait, LONGEST_WAIT_S)
         await self._launcher.release(self.name)
+
+    async def _run_once(self, log: structlog.typing.FilteringBoundLogger) -> float | None:
+        """Start the process and wait until it ends. Return how many seconds it ran; None if it did not start."""
+        clock, seconds = asyncio.get_running_loop().time, None
+        try:
+            self._process = self._latest = await self._start()
+            self.starts += 1
+            log.info("started", url=self._process.url)
+            started = clock()
+            self.exit_code = await self._process.wait()
+            seconds = clock() - started
+        except LaunchError as error:
+            if not self._stopping:
+                log.error("cannot start", why=str(error))
+        self._process = None
+        self._ended.set()
+        self._ended = asyncio.Event()
+        return seconds
 
     async def _start(self) -> RunningProcess:
         """Start the process. Raises LaunchError if that fails, or if `stop` is called first."""
