@@ -48,6 +48,8 @@ LONG = (
     "browser/test_trouble.py",
     "test_packaging.py",
 )
+# Folders whose long tests compute, and measure nothing, so that they may share the processors.
+SHARING = ("actors", "fuzz", "kernels", "late", "models", "simulation")
 FOLDER = Path(__file__).parent
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
@@ -92,7 +94,11 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Oracle"]:
         yield running
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("soak") and item.path.relative_to(FOLDER).parts[0] not in SHARING:
+            item.add_marker("alone")
     places = {FOLDER / file: place for place, file in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path, len(LONG)))
 

@@ -17,6 +17,7 @@ MOST_S, MOST_WITH_FILES_S = 10, 60
 
 
 @pytest.mark.soak
+@pytest.mark.alone
 @pytest.mark.parametrize("place", PLACES)
 def test_the_cache_alone(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     bench = Bench(SESSIONS, *PLACES[place](SESSIONS))
@@ -29,6 +30,7 @@ def test_the_cache_alone(place: str, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.soak
+@pytest.mark.alone
 def test_to_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All sessions are in host memory when the drain begins, and no file has been written ahead."""
     tiers = TierLimits(host_bytes=1 << 33, disk_bytes=1 << 33, state_bytes=64, token_bytes=64)
