@@ -57,7 +57,10 @@ class OwnThread(Generic[T]):
     """A thread for one piece of work that cannot be interrupted, and the processor time that the work has used."""
 
     def __init__(self, name: str, work: Callable[[], T], ended: Callable[[], object]) -> None:
-        """Start the thread. ended: called on the event loop when the work ends, even if nothing waits for it."""
+        """Start the thread. Raises RuntimeError if the system allows no more threads.
+
+        ended: called on the event loop when the work ends, even if nothing waits for it.
+        """
         self._work, self._ended = work, ended
         self._result: Future[T] = Future()
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()

@@ -246,7 +246,12 @@ class GrammarCompiler:
         except TimeoutError:
             raise busy() from None
         try:
-            return await self._in_time(OwnThread("grammar", work, self._free.release), field)
+            thread = OwnThread("grammar", work, self._free.release)
+        except RuntimeError:  # The system allows no more threads.
+            self._free.release()
+            raise busy() from None
+        try:
+            return await self._in_time(thread, field)
         except GrammarError as error:
             raise errors.bad_request(f"{field}: {error}", field, "invalid_value") from None
 

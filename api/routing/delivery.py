@@ -64,9 +64,13 @@ class Delivery:
         first = stream.answer
         response = web.StreamResponse(status=first.status, reason=first.reason, headers=answered(first.headers))
         copy = StreamCopy() if RESUMABLE in first.headers else None
-        with stream.view.closing_when_lost(first.close):
-            client = await begin(response, request)
-        for _ in range(1 + MOST_RETRIES):
+        try:
+            with stream.view.closing_when_lost(first.close):
+                client = await begin(response, request)
+        except BaseException:
+            first.close()  # else the engine would go on, and its connection would keep what arrives
+            raise
+        for left in reversed(range(1 + MOST_RETRIES)):
             try:
                 await self._copy(stream, client, copy, call.asking)
                 self._forwarder.learn(call.asking, copy.places if copy is not None else "")
@@ -75,7 +79,7 @@ class Delivery:
                 self._fleet.doubt(stream.view, f"{type(error).__name__}: {error}")
             if copy is not None and copy.complete:
                 return response
-            if copy is None or not copy.can_go_on or call.asking.bound:
+            if not left or copy is None or not copy.can_go_on or call.asking.bound:
                 break
             structlog.get_logger().warning("another engine continues a stream", after=stream.view.name)
             again = await self._continue(call, copy.resumption)

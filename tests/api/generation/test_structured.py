@@ -241,6 +241,17 @@ async def test_a_compilation_that_gets_no_processor_time_for_long_is_a_503() -> 
         ended.set()
 
 
+async def test_a_system_without_threads_is_a_503_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    compiler = GrammarCompiler(TEXT.grammars(300))
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        assert [await refused(compiler, lambda: 'start: "a"') for _ in range(3)] == [503] * 3
+    assert await compiler.compiled(lambda: 'start: "a"', "regex") == 'start: "a"'
+
+
 async def refused(compiler: GrammarCompiler, write: Callable[[], str]) -> int:
     """Return the status with which a grammar is refused, and check the message."""
     with pytest.raises(ApiError, match=r"did not compile within 0\.2 s|the compiler of grammars is busy") as caught:

@@ -1,6 +1,7 @@
 """Streams of engines with comments that the router cannot read: the way out is that of a lost connection."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from baton.actors.tokens import pack
 from baton.api.config import Config
 from baton.api.resuming import COMMENT, Begun, SentPart, TokensSent, comment
 from baton.api.routing.app import make_router
+from baton.api.routing.forwarding import MOST_RETRIES
 from baton.api.routing.router import ROUTER
 from tests.api.fake_ring import WatchedServer, serving
 from tests.api.routing.fake_engine import FakeEngine
@@ -56,3 +58,14 @@ async def test_another_engine_answers_instead_of_one_that_sends_tokens_before_th
     for events in streams:
         text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
         assert text == served.ring.reply
+
+
+async def test_no_engine_is_asked_for_a_stream_that_nobody_reads() -> None:
+    """A stream is begun again as often as a request may be tried. The last attempt is followed by no other."""
+    engines = [FakeEngine(name, stream=OPENING + TOKENS) for name in ("one", "two", "three", "four")]
+    async with AsyncExitStack() as stack:
+        for engine in engines:
+            await stack.enter_async_context(engine.server)
+        [[last]] = await read_through([engine.url for engine in engines], "/v1/chat/completions", [CHAT])
+    check_lost("/v1/chat/completions", last)
+    assert sum(engine.asked for engine in engines) == 1 + MOST_RETRIES

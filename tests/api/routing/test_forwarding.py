@@ -38,8 +38,11 @@ class LeftClient:
 class OneChunk:
     """An engine's answer of one chunk."""
 
+    status, reason, closed = 200, "OK", False
+    headers: dict[str, str] = {}
+
     def close(self) -> None:
-        pass
+        self.closed = True
 
     async def __aenter__(self) -> "OneChunk":
         return self
@@ -62,6 +65,18 @@ async def test_an_engine_is_not_lost_because_its_client_has_left() -> None:
         with pytest.raises(ConnectionResetError) as failure:
             await delivery._copy(begun, client, None, read_asking("/", b"", b""))
     assert not isinstance(failure.value, aiohttp.ClientError), "otherwise it would count as the engine's failure"
+
+
+async def test_an_answer_is_closed_if_its_client_leaves_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def begin(response: object, request: object) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr("baton.api.routing.delivery.begin", begin)
+    unused, answer = cast(Any, None), cast(Any, OneChunk())
+    begun = EngineStream(EngineView(0, "http://engine"), answer, answer)
+    with pytest.raises(ConnectionResetError):
+        await Delivery(unused, unused, unused, timeout=1.0)._deliver(unused, unused, begun)
+    assert answer.closed
 
 
 @asynccontextmanager
