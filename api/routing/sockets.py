@@ -217,12 +217,20 @@ class ClientSocket:
         self._start(self._pump(view, engine)).add_done_callback(lambda _: callbacks.close())
 
     async def send(self, view: EngineView, data: bytes, type: object, stream_id: str | None) -> None:
-        """Send a client's event to an engine. Raises aiohttp.ClientError."""
+        """Send a client's event to an engine.
+
+        Raises aiohttp.ClientError, but not if the engine is lost while it is sent an event that begins a response:
+        `_pump` ends that response with an error, as all others.
+        """
         if view not in self._engines:
             await self.connect(view)
         engine = self._engines[view] = self._engines.pop(view)
         engine.note_sent(type, stream_id)
-        await engine.socket.send_str(data.decode())
+        try:
+            await engine.socket.send_str(data.decode())
+        except (aiohttp.ClientError, OSError):
+            if type not in BEGINNINGS:
+                raise
 
     async def fail(self, stream_id: str | None, error: ApiError) -> None:
         """Send an error to the client."""

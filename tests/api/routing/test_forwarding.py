@@ -38,8 +38,11 @@ class LeftClient:
 class OneChunk:
     """An engine's answer of one chunk."""
 
-    status, reason, closed = 200, "OK", False
-    headers: dict[str, str] = {}
+    status, reason = 200, "OK"
+
+    def __init__(self) -> None:
+        self.headers = dict[str, str]()
+        self.closed = False
 
     def close(self) -> None:
         self.closed = True

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
+from typing import Any, cast
 
 import pytest
+from aiohttp import ClientConnectionResetError, WSMessage
 
 from baton.api.errors import ApiError
 from baton.api.events.frames import Change, Load, Snapshot, name_of
@@ -152,3 +154,44 @@ async def test_a_websockets_message_goes_to_the_engine_that_answers_its_stream(f
     assert relay.maker("stored here", True) is first and relay.maker("elsewhere", True) is None
     relay._engines[first].note_made("a", "the next one")
     assert relay.maker("stored here", True) is None, "only the latest response of a stream can be continued"
+
+
+class ClosingSocket:
+    """The websocket to an engine that is being lost: it cannot be sent to, and ends later."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    async def send_str(self, data: str) -> None:
+        raise ClientConnectionResetError("Cannot write to closing transport")
+
+    def __aiter__(self) -> "ClosingSocket":
+        return self
+
+    async def __anext__(self) -> WSMessage:
+        await self.ended.wait()
+        raise StopAsyncIteration
+
+
+class ListeningClient:
+    """A client's websocket that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, Any]] = []
+
+    async def send_json(self, event: dict[str, Any]) -> None:
+        self.got.append(event)
+
+
+async def test_a_response_that_cannot_be_sent_ends_with_one_error() -> None:
+    client, socket, view = ListeningClient(), ClosingSocket(), EngineView(0, "http://engine", phase="ready")
+    relay = ClientSocket(cast(Any, None), cast(Any, client), cast(Any, None))
+    engine = relay._engines[view] = EngineSocket(cast(Any, socket))
+    pumping = asyncio.ensure_future(relay._pump(view, engine))
+    await asyncio.sleep(0)
+    await relay.send(view, b"{}", "response.create", "a")
+    with pytest.raises(ClientConnectionResetError):
+        await relay.send(view, b"{}", "response.cancel", "a")
+    socket.ended.set()
+    await pumping
+    assert [(event["stream_id"], event["error"]["code"]) for event in client.got] == [("a", "engine_lost")]
