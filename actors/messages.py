@@ -424,6 +424,7 @@ class Ran(Struct, tag=True, array_like=True):
     logprobs: list[RowLogprobs]
     prompt_logprobs: list[RowLogprobs]
     error: str = ""  # why the whole step failed, so that the states of all its rows are unusable; "" if it did not
+    broken: dict[int, str] = {}  # by grant: why a row could not be set up or grow; the step ran without it
     not_finite: list[int] = []  # indices of tokens whose greatest logit was not finite: their rows' states are unusable
     unsound: list[int] = []  # indices of chunks that sample nothing and ended in hidden states that were not finite
     predicted: dict[int, list[int]] = {}  # by row: tokens that may follow its last valid draw

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from baton.actors.actor import Send
@@ -276,8 +276,11 @@ class Forward:
 
         A poisoned row stays poisoned until it is retired: one more step, already in flight, has used its state.
         """
-        valid = {} if ran.error else valid_draws(running, unpack(ran.tokens), ran.not_finite)
-        grants = list(running.positions)  # grants with chunks come first, so that `unsound` can index them
+        self._poisoned = ran.broken | self._poisoned
+        drawing = replace(running, sampling=[grant for grant in running.sampling if grant not in ran.broken])
+        valid = {} if ran.error else valid_draws(drawing, unpack(ran.tokens), ran.not_finite)
+        # Grants with chunks come first, so that `unsound` can index them.
+        grants = [grant for grant in running.positions if grant not in ran.broken]
         lost = [grant for grant, drawn in valid.items() if NOT_DRAWN in drawn]
         lost += [grants[chunk] for chunk in ran.unsound]
         for grant in grants if ran.error else lost:

@@ -1,9 +1,11 @@
 """Containment of device errors: an error outside of a step fails only the row, or the copy, that it was for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic
+
+from msgspec.structs import replace
 
 from baton.actors.forward.device import Work
 from baton.actors.forward.launching import Device, Done, Pending, Report
@@ -12,7 +14,7 @@ from baton.actors.requests import Request
 
 
 class ContainedDevice:
-    """A wrapper around a device, on the device's thread. A row that could not be set up or grow fails in its next step.
+    """A wrapper around a device, on the device's thread. A row that could not be set up or grow is left out of steps.
 
     contains: returns whether the device is still usable after an error; if not, the error is raised.
     """
@@ -20,6 +22,7 @@ class ContainedDevice:
     def __init__(self, device: Device, contains: Callable[[Exception], bool]) -> None:
         self._device = device
         self._contains = contains
+        self._grants: dict[int, int] = {}  # by row
         self._broken: dict[int, str] = {}  # rows that could not be set up or extended, with the error
         self._setup_error = ""  # why the slot or pages of the row that is opened next could not be prepared
 
@@ -41,6 +44,7 @@ class ContainedDevice:
 
     def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
         self._set_up(lambda: self._device.open_row(row, grant, slot, request, pages))
+        self._grants[row] = grant
         self._broken.pop(row, None)
         if self._setup_error:
             self._broken[row], self._setup_error = self._setup_error, ""
@@ -53,11 +57,15 @@ class ContainedDevice:
         self._error_of(lambda: self._device.prepare(work))  # `launch` prepares again, and reports the error
 
     def launch(self, work: Work) -> Pending[Ran]:
-        rows = [*(chunk.row for chunk in work.chunks), *work.decodes]
         failed = partial(_failed_step, work.step)
-        if broken := next((self._broken[row] for row in rows if row in self._broken), ""):
-            return failed(broken)
-        return self._contained(lambda: self._device.launch(work), failed)
+        rows = [*(chunk.row for chunk in work.chunks), *work.decodes]
+        broken = {row: self._broken[row] for row in rows if row in self._broken}
+        if not broken:
+            return self._contained(lambda: self._device.launch(work), failed)
+        if len(broken) == len(rows):
+            return failed(next(iter(broken.values())))
+        pending = self._contained(lambda: self._device.launch(without(work, broken)), failed)
+        return PendingWithout(pending, {self._grants[row]: error for row, error in broken.items()})
 
     def export(self, key: int, slot: int, pages: list[int], position: int) -> Pending[Transferred]:
         return self._contained(
@@ -120,6 +128,36 @@ class ContainedPending(Generic[Report]):
             if not self.contains(error):
                 raise
             return self.failed(_text(error))
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWithout:
+    """The Pending of a step that runs without some of its rows."""
+
+    pending: Pending[Ran]
+    broken: dict[int, str]  # as in Ran
+
+    def passed(self) -> bool:
+        return self.pending.passed()
+
+    def collect(self) -> Done[Ran]:
+        done = self.pending.collect()
+        return Done(replace(done.report, broken=self.broken), done.seconds)
+
+
+def without(work: Work, rows: Collection[int]) -> Work:
+    """Return a step without these rows. Its late masks may be for them too."""
+    decodes = [at for at, row in enumerate(work.decodes) if row not in rows]
+    return replace(
+        work,
+        chunks=[chunk for chunk in work.chunks if chunk.row not in rows],
+        decodes=[work.decodes[at] for at in decodes],
+        positions=[work.positions[at] for at in decodes],
+        checkpoints=[checkpoint for checkpoint in work.checkpoints if checkpoint.row not in rows],
+        masks=[mask for mask in work.masks if mask.row not in rows],
+        drafts=[draft for draft in work.drafts if draft.row not in rows],
+        predictions=[prediction for prediction in work.predictions if prediction.row not in rows],
+    )
 
 
 def _failed_step(step: int, error: str) -> Done[Ran]:

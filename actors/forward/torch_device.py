@@ -186,7 +186,8 @@ class TorchDevice:
         if work.late is None:
             return [], None
         before = self._stream.record()
-        late = work.late.result()
+        rows = {*work.decodes, *(chunk.row for chunk in work.chunks)}  # ContainedDevice may have left out others
+        late = [mask for mask in work.late.result() if mask.row in rows]
         return late, (before, self._stream.record())
 
     def _compute(

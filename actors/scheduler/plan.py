@@ -72,12 +72,14 @@ def plan_queue(state: SchedulerState, commands: Plan) -> None:
     """Acquire the first requests in the queue, as many as there are free rows; cancel the Acquires of all others.
 
     Acquire nothing in a pause, or while a running row lacks a page: a new request would take the pages that it needs.
+    A cancelled request is acquired again when the cache has answered: only then is known how often it was overtaken.
     """
     stopped = bool(state.starved or state.paused)
     room = 0 if stopped else max(state.limits.max_running - len(state.rows), 0)
     first = state.queue.first(room + 1)
     first, beyond = first[:room], first[room:]
-    commands.acquire = [record for record in first if record.grant is None]
+    cancelled = {id(record) for record in state.cancelled.values()}
+    commands.acquire = [record for record in first if record.grant is None and id(record) not in cancelled]
     chosen = {id(record) for record in first}
     commands.cancel = [grant for grant, record in state.acquiring.items() if id(record) not in chosen]
     if beyond and not stopped:

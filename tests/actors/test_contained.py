@@ -7,7 +7,7 @@ from typing import Any, Generic
 import pytest
 
 from baton.actors.forward.contained import ContainedDevice
-from baton.actors.forward.device import Work, WorkChunk
+from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkDraft, WorkMask, WorkPrediction
 from baton.actors.forward.launching import Done, Pending, Report
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request, Stops
@@ -31,6 +31,7 @@ class FaultyDevice:
     def __init__(self) -> None:
         self.faults: dict[str, Exception] = {}
         self.ran: list[int] = []
+        self.work: Work | None = None  # of the latest step
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> None:
@@ -41,6 +42,7 @@ class FaultyDevice:
 
     def launch(self, work: Work) -> Pending[Ran]:
         self.ran.append(work.step)
+        self.work = work
         return self._enqueued("launch", Ran(work.step, b"", [], []))
 
     def export(self, key: int, slot: int, pages: list[int], position: int) -> Pending[Transferred]:
@@ -83,7 +85,7 @@ class Seam:
     def step(self, number: int, *rows: int) -> None:
         work = Work(number, [WorkChunk(rows[0], 0, 1, False)], list(rows[1:]), [5] * len(rows[1:]), [])
         ran = self.device.launch(work).collect().report
-        if ran.error:
+        if ran.error or ran.broken:
             self.reports.append(ran)
 
 
@@ -97,8 +99,40 @@ def test_a_row_that_could_not_be_set_up_fails_in_its_step_and_no_other_row_does(
     seam.step(2, 0, 1)
     seam.step(3, 1)
     seam.step(4, 0)
-    assert seam.inner.ran == [1, 4]
-    assert seam.reports == [Ran(step, b"", [], [], error="Fault: out of memory") for step in (2, 3)]
+    assert seam.inner.ran == [1, 2, 4], "a step without any sound row is not run"
+    error = "Fault: out of memory"
+    assert seam.reports == [Ran(2, b"", [], [], broken={11: error}), Ran(3, b"", [], [], error=error)]
+
+
+def test_what_concerns_a_broken_row_is_left_out_of_a_step() -> None:
+    seam = Seam()
+    seam.inner.faults["open_row"] = Fault("no")
+    for row in (1, 2, 0, 3):
+        seam.admit(row)
+    seam.inner.faults["extend_row"] = Fault("no")
+    seam.device.extend_row(3, [7])
+    work = Work(
+        5,
+        [WorkChunk(row, 0, 4, True) for row in (0, 1)],
+        [2, 3],
+        [20, 30],
+        [WorkCheckpoint(row, 4, 9) for row in range(4)],
+        [WorkMask(row, b"mask") for row in range(4)],
+        [WorkDraft(row, 0, (5,)) for row in (2, 3)],
+        predictions=[WorkPrediction(row, 2) for row in range(4)],
+    )
+    ran = seam.device.launch(work).collect().report
+    assert ran.broken == {11: "Fault: no", 13: "Fault: no"} and not ran.error
+    assert seam.inner.work == Work(
+        5,
+        [WorkChunk(0, 0, 4, True)],
+        [2],
+        [20],
+        [WorkCheckpoint(row, 4, 9) for row in (0, 2)],
+        [WorkMask(row, b"mask") for row in (0, 2)],
+        [WorkDraft(2, 0, (5,))],
+        predictions=[WorkPrediction(row, 2) for row in (0, 2)],
+    )
 
 
 def test_an_error_of_preparing_is_left_to_the_launch() -> None:
@@ -205,5 +239,6 @@ def test_every_answer_is_right_although_a_device_call_fails(call: str) -> None:
             for _ in range(2):
                 await check_all(submit_all(ring, 8, 6))
             assert devices[0].calls >= 2
+            assert ring.relay.ended_rows() == 2 * 6 + 1, "no other row has lost its state"
 
     asyncio.run(scenario())

@@ -310,6 +310,26 @@ def test_only_valid_draws_must_be_finite(bench: Bench) -> None:
     assert bench.of(Stepped)[-1].failed == [Failure(1, 8)] and not bench.of(Stepped)[-1].grants
 
 
+def test_a_row_that_was_left_out_of_a_step_fails_and_the_others_get_their_tokens(bench: Bench) -> None:
+    for grant in (1, 2):
+        bench.admit(grant)
+    bench.step(1, Chunk(1, 4), Chunk(2, 4))
+    bench.ran(1, 50, 60)
+    bench.step(2, drafts=[RowDrafts(1, pack([7])), RowDrafts(2, pack([8, 9]))])
+    bench.ran(2, 8, 9, 61, broken={1: "out of memory"})
+    stepped = bench.of(Stepped)[-1]
+    assert (stepped.grants, unpack(stepped.tokens)) == ([2, 2, 2], [8, 9, 61])
+    assert stepped.failed == [Failure(1, 6)] and stepped.error == "out of memory"
+
+
+def test_what_is_unsound_in_a_step_is_counted_without_the_rows_that_were_left_out(bench: Bench) -> None:
+    for grant in (1, 2):
+        bench.admit(grant)
+    bench.step(1, Chunk(1, 2), Chunk(2, 3))
+    bench.ran(1, unsound=[0], broken={1: "out of memory"})
+    assert bench.of(Stepped)[-1].failed == [Failure(1, 2), Failure(2, 3)]
+
+
 def test_predictions_are_passed_on_for_rows_that_have_drawn(bench: Bench) -> None:
     for grant in (1, 2):
         bench.admit(grant)

@@ -110,6 +110,19 @@ def test_an_urgent_request_replaces_one_that_has_not_been_granted_yet() -> None:
     assert desk.of(Acquire)[-1].overtaken == 5, "how often it was counts on"
 
 
+def test_a_cancelled_request_is_acquired_again_after_the_caches_answer() -> None:
+    """Until then it is not known how often the request was overtaken."""
+    desk = Desk(max_running=1)
+    desk.submit("a")
+    desk.submit("urgent", priority=-1)
+    desk.receive(Abort("urgent"))
+    assert [m.grant for m in desk.of(Acquire)] == [1, 2] and desk.of(Cancel) == [Cancel(1), Cancel(2)]
+    desk.receive(Refused(2, "cancelled", ""))
+    assert len(desk.of(Acquire)) == 2
+    desk.receive(Refused(1, "cancelled", "", overtaken=8))
+    assert [(m.grant, m.overtaken) for m in desk.of(Acquire)] == [(1, 0), (2, 0), (3, 8)]
+
+
 # Acquires sent to the cache
 
 
