@@ -442,10 +442,9 @@ class Transferred(Struct, tag=True, array_like=True):
 DiskReport: TypeAlias = Written | Loaded | Cleared
 PeerReport: TypeAlias = Offered | Unoffered | Loaded | Lend | Unlend
 Message: TypeAlias = (
-    Granted | Spare | Return | Admit | Step | StepMasks | Stepped | Retired | Donate | Free
-    | SaveFromReq | Export | Exported | Unmade | Drop | Written | Loaded | Cleared | Name | Unname | Suspend
-    | Suspended | Kept | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed
-    | Mark | Passed | Retire | Admitted | Copied | Settled | Masked | Requeue | Over | Ended | Delta | Flush | Flushed
-    | Pause | Paused | Continue | Drain | Drained | Ran | Transferred | Filled | Restarted | Speeds
-    | Lend | Unlend | Offered | Unoffered
+    Granted | Spare | Return | Admit | Step | StepMasks | Stepped | Retired | Donate | Free | SaveFromReq | Export
+    | Exported | Unmade | Drop | Written | Loaded | Cleared | Name | Unname | Suspend | Suspended | Kept | Submit
+    | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed | Mark | Passed | Retire | Admitted
+    | Copied | Settled | Masked | Requeue | Over | Ended | Delta | Flush | Flushed | Pause | Paused | Continue | Drain
+    | Drained | Ran | Transferred | Filled | Restarted | Speeds | Lend | Unlend | Offered | Unoffered
 )  # fmt: skip

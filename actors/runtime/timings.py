@@ -77,10 +77,11 @@ class TimedDevice:
         follows: whether the step has a row in common with the step launched before it.
         """
         ended, timings = self._clock(), self._timings
-        began = ended - seconds
+        began, before, self._ended = ended - seconds, self._ended, ended
+        if not seconds:  # The step failed: how long the device was busy is not known.
+            return
         if follows:
-            timings.overhead.observe(max(began - self._ended, 0.0))
-        self._ended = ended
+            timings.overhead.observe(max(began - before, 0.0))
         timings.steps += 1
         timings.device_busy += seconds
         if self._on_event is not None:

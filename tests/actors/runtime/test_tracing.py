@@ -213,6 +213,7 @@ class Sleeper:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.fails = False
         self.cleared: list[int] = []
 
     def clear(self, slot: int) -> None:
@@ -223,7 +224,11 @@ class Sleeper:
 
     def launch(self, work: Work) -> Done:
         self.now += 1.0
-        return Done(Ran(work.step, b"", [], []), 1.0)
+        return (
+            Done(Ran(work.step, b"", [], [], error="broken"), 0.0)
+            if self.fails
+            else Done(Ran(work.step, b"", [], []), 1.0)
+        )
 
 
 def test_overhead_is_the_pause_between_steps_that_have_a_row_in_common() -> None:
@@ -249,6 +254,17 @@ def test_overhead_is_the_pause_between_steps_that_have_a_row_in_common() -> None
     assert sum(timings.overhead.counts) == 1, "the device had nothing to do before these steps"
     assert (timings.steps, timings.device_busy, sleeper.cleared) == (4, 4.0, [3])
     assert events[0] == StepEvent(1, 0.0, 1.0, 1, 8) and events[1] == StepEvent(2, 1.125, 2.125, 1, 1)
+
+
+def test_the_seconds_of_a_step_that_failed_are_neither_busy_nor_idle() -> None:
+    timings, sleeper, events = Timings(), Sleeper(), list[Event]()
+    device = timed(sleeper, timings, lambda: sleeper.now, events.append)  # type: ignore[arg-type]
+    for step, fails in ((1, False), (2, True), (3, False)):
+        sleeper.fails = fails
+        device.launch(Work(step, [], [0], [step], [])).collect()
+        sleeper.now += 0.125
+    assert (timings.steps, timings.device_busy) == (len(events), 2.0) == (2, 2.0)
+    assert (timings.overhead.total, sum(timings.overhead.counts)) == (0.125, 1)
 
 
 def test_the_clock_of_a_relay_is_the_machines() -> None:
