@@ -13,7 +13,8 @@ Send: TypeAlias = Callable[[Address, Message], None]
 class Actor(Protocol):
     """A state machine that receives and sends messages.
 
-    It never awaits, sleeps, reads a clock or draws a random number, so the same messages always have the same effect.
+    It never awaits, sleeps, reads a clock or draws a random number, so the same messages always have the same effect,
+    unless a grammar takes more processor time than it may (models/text/grammars/matching.py).
     """
 
     def receive(self, message: Message) -> None:
