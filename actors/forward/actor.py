@@ -171,30 +171,48 @@ class Forward:
         """Enqueue a step: its chunks, and all rows past their prompt except those that sit out."""
         for addition in step.pages:
             self.device.extend_row(self.rows[addition.grant].index, addition.pages)
+        drafts = {fed.grant: unpack(fed.tokens) for fed in step.drafts}
         # A row that feeds a chunk does not also decode in this step, even if the chunk ends its prompt.
         not_decoding = {*step.sit_out, *(chunk.grant for chunk in step.chunks)}
         decodes = [row for row in self.rows.values() if row.position >= row.length and row.grant not in not_decoding]
-        positions = [row.position + row.accepted for row in decodes]
+        positions = [row.position + row.accepted for row in decodes]  # before the rows advance
         chunks = [self._chunk(self.rows[chunk.grant], chunk.tokens) for chunk in step.chunks]
-        drafts = {fed.grant: unpack(fed.tokens) for fed in step.drafts}
         feeds = [self._advance(row, drafts.get(row.grant, [])) for row in decodes]
+        self._reports.append(self._launched(step, chunks, decodes, drafts))
+        self.device.run(
+            Work(
+                step.step,
+                chunks,
+                decodes=[row.index for row in decodes],
+                positions=positions,
+                checkpoints=[WorkCheckpoint(self._index(c.grant), c.position, c.lease.slot) for c in step.checkpoints],
+                masks=[WorkMask(self._index(mask.grant), mask.words, mask.ahead) for mask in step.masks],
+                drafts=[feed for feed in feeds if feed.replays or feed.tokens],
+                predictions=[WorkPrediction(self._index(chunk.grant), chunk.tokens) for chunk in step.predict],
+                late=self._masks_to_come(step.late) if step.late else None,
+            )
+        )
+
+    def _launched(
+        self, step: Step, chunks: list[WorkChunk], decodes: list[RunningRow], drafts: dict[int, list[int]]
+    ) -> LaunchedStep:
+        """Return the record of a step whose rows have advanced."""
         sampling = [chunk.grant for chunk, work in zip(step.chunks, chunks, strict=True) if work.samples]
         sampling += [row.grant for row in decodes]
         ends = {grant: self.rows[grant].position for grant in [*(c.grant for c in step.chunks), *sampling]}
         for grant, tokens in drafts.items():
             ends[grant] += len(tokens)
-        predicting = {self.rows[chunk.grant].index: chunk.grant for chunk in step.predict}
-        of_step = step.checkpoints, drafts, step.propose, predicting
-        self._reports.append(LaunchedStep(step.step, sampling, ends, *of_step))
-        checkpoints = [WorkCheckpoint(self.rows[c.grant].index, c.position, c.lease.slot) for c in step.checkpoints]
-        masks = [WorkMask(self.rows[mask.grant].index, mask.words, mask.ahead) for mask in step.masks]
-        fed = [feed for feed in feeds if feed.replays or feed.tokens]
-        predictions = [WorkPrediction(self.rows[chunk.grant].index, chunk.tokens) for chunk in step.predict]
-        decoding, late = [row.index for row in decodes], Future[list[WorkMask]]() if step.late else None
-        if late is not None:
-            self._late = late, {grant: self.rows[grant].index for grant in step.late}
-        of_rows = chunks, decoding, positions, checkpoints, masks, fed
-        self.device.run(Work(step.step, *of_rows, predictions=predictions, late=late))
+        predicting = {self._index(chunk.grant): chunk.grant for chunk in step.predict}
+        return LaunchedStep(step.step, sampling, ends, step.checkpoints, drafts, step.propose, predicting)
+
+    def _masks_to_come(self, grants: list[int]) -> Future[list[WorkMask]]:
+        """Return the future of the late masks of the step that is about to be launched."""
+        come = Future[list[WorkMask]]()
+        self._late = come, {grant: self._index(grant) for grant in grants}
+        return come
+
+    def _index(self, grant: int) -> int:
+        return self.rows[grant].index
 
     def _mask(self, masks: list[RowMask]) -> None:
         """Pass its late masks to the newest step. Its rows may have been retired since, and their indices reused."""
