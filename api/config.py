@@ -57,7 +57,7 @@ class Config(Struct, frozen=True, kw_only=True):
     served_model_name: Annotated[
         tuple[str, ...],
         MODEL,
-        Meta(description="name of the model in the API; repeatable, answers have the first [the folder's name]"),
+        Meta(description="name in the API; repeatable, answers have the first [the folder's; baton for the example]"),
     ] = ()
     max_model_len: Annotated[
         AtLeastTwo | None,

@@ -1,5 +1,6 @@
 """The entry point of the command line. It handles signals before it imports anything that takes long to import."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -14,4 +15,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signals.take()
     from baton.api.cli.commands import run
 
-    return run(arguments, signals)
+    try:
+        code = run(arguments, signals)
+        sys.stdout.flush()
+    except BrokenPipeError:  # The reader of the output has ended, as in `baton doctor | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code

@@ -47,14 +47,14 @@ def make_app(supervisor: Supervisor) -> web.Application:
         return web.json_response(supervisor.status())
 
     async def logs(request: web.Request) -> web.Response:
-        lines = int(request.query["lines"])
-        chosen = [member for member in supervisor.members if member.name in request.query.getall("name", [member.name])]
+        lines, names = int(request.query["lines"]), request.query.getall("name", [])
+        check_names(supervisor, names)
+        chosen = [member for member in supervisor.members if not names or member.name in names]
         return web.json_response({member.name: await member.log(lines) for member in chosen})
 
     async def restart(request: web.Request) -> web.Response:
-        names, known = await request.json(), {member.name for member in supervisor.members}
-        if unknown := sorted(set(names) - known):
-            raise web.HTTPNotFound(text=f"there is no process {unknown[0]!r}; processes: {', '.join(sorted(known))}")
+        names = await request.json()
+        check_names(supervisor, names)
         await supervisor.restart(names)
         return web.json_response(None)
 
@@ -66,6 +66,13 @@ def make_app(supervisor: Supervisor) -> web.Application:
     app.add_routes([web.get("/status", status), web.get("/logs", logs)])
     app.add_routes([web.post("/restart", restart), web.post("/down", down)])
     return app
+
+
+def check_names(supervisor: Supervisor, names: list[str]) -> None:
+    """Raise HTTPNotFound if a process of this name does not exist."""
+    known = {member.name for member in supervisor.members}
+    if unknown := sorted(set(names) - known):
+        raise web.HTTPNotFound(text=f"there is no process {unknown[0]!r}; processes: {', '.join(sorted(known))}")
 
 
 async def reachable(path: Path) -> bool:

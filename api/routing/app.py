@@ -35,7 +35,7 @@ routes = web.RouteTableDef()
 def make_router(config: Config) -> web.Application:
     """Build the application. Raises ConfigError if API keys cannot be read, or an engine's URL is invalid."""
     if wrong := [url for url in config.engine if not is_engine_url(url)]:
-        raise ConfigError(f"--engine: expected http://HOST:PORT, not {wrong[0]!r}")
+        raise ConfigError(f"--engine: expected http://HOST:PORT or https://HOST:PORT, not {wrong[0]!r}")
     app = web.Application(middlewares=[middleware], client_max_size=config.body_limit)
     app[GUARD] = Guard(config)
     app[CONNECTIONS] = Connections(router_limits(config))
@@ -92,7 +92,7 @@ async def add_engine(request: web.Request) -> web.Response:
     body = convert(await read_object(request), EngineRequest)
     if not is_engine_url(body.url):
         raise errors.bad_request(
-            f"url: expected http://HOST:PORT, got {errors.shown(body.url)}", "url", "invalid_value"
+            f"url: expected http://HOST:PORT or https://HOST:PORT, got {errors.shown(body.url)}", "url", "invalid_value"
         )
     fleet = request.app[ROUTER].fleet
     return answer_json(describe(fleet, fleet.add(body.url)))

@@ -166,5 +166,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("baton ")
 
 
+@pytest.mark.parametrize("command", ["version", "list"])
+def test_a_command_whose_reader_has_left_ends_quietly(command: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    run = [sys.executable, "-m", "baton.api.cli", command]
+    done = subprocess.run(run, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_keys_are_never_shown() -> None:
     assert "secret" not in str(config.Config(api_key=("secret",)).redacted())

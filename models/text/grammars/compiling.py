@@ -161,7 +161,10 @@ def check_multiples(grammar: str) -> None:
     digits = {found[1].translate(POINTS).strip("0")[:10] for found in MULTIPLES.finditer(plain)}
     factors = [int(each) for each in digits if each]
     if max(factors, default=1) > MOST_OF_A_MULTIPLE or prod(factors) > MOST_OF_ALL_MULTIPLES:
-        raise GrammarError("multipleOf: numbers with more than three digits, or several of two, are not supported")
+        raise GrammarError(
+            "multipleOf: numbers with more than three significant digits are not supported, nor different ones whose"
+            " digits have a product above 1,000,000"
+        )
 
 
 def bytes_of(grammar: str) -> int:

@@ -132,6 +132,8 @@ def test_the_last_lines_of_a_log_are_printed(cluster: ClusterProcess) -> None:
     assert title == "==> engine-0 <=="
     written = (cluster.folder / "cluster.run/logs/engine-0.log").read_text().splitlines()
     assert [line for line in lines if line] == written[-3:]
+    with pytest.raises(AssertionError, match="there is no process 'engine-9'; processes: engine-0, engine-1, router"):
+        cluster.run("logs", "engine-9")
 
 
 @pytest.mark.soak
