@@ -18,7 +18,7 @@ PACKAGES = ("api", "actors", "models", "kernels")
 DOCS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 MAX_FILES = 16
 MAX_LINES = 450
-MAX_CORE_LINES = 5755
+MAX_CORE_LINES = 5740
 WRITTEN = (".py", ".html", ".css", ".js", ".cpp", ".h")
 # How often each pattern of tests/prose.py may still occur. One is also the name of an exam of the bundled model.
 PROSE = {"told": 3}

@@ -142,21 +142,3 @@ class LeastRecentlyUsed:
 
     def cleared(self, nodes: Collection[Node[Lease]]) -> None:
         pass
-
-
-class NoEviction(LeastRecentlyUsed):
-    """The policy that caches nothing: donated states are freed at once, and every prompt is computed as a whole.
-
-    A policy that cached states but never evicted them would lose one slot after another, until no request could run.
-    Without cached states every slot is free again when its request ends. So a request that finds no free slot only
-    waits for running requests.
-    """
-
-    def keeps(self, node: Node[Lease], kind: Kind) -> bool:
-        return False
-
-    def next_to_evict(self, may_go: Callable[[Node[Lease]], bool] = any_node) -> Node[Lease] | None:
-        return None
-
-    def admits(self, kind: Kind, start: int, end: int, instead: Node[Lease]) -> bool:
-        return False

@@ -304,9 +304,8 @@ class Relay:
 
     def states_without_session(self) -> list[CachedState]:
         """Return the states in the pool and in host memory that no session has, those of most worth first."""
-        tiers = self.unit.cache.tiers
-        assert isinstance(tiers, HostAndDisk)  # made by _make_cache
-        return states_without_session(self.unit.cache, tiers)
+        cache, tiers = self.unit.cache, self.unit.cache.tiers
+        return states_without_session(cache, tiers) if isinstance(tiers, HostAndDisk) else []
 
     def watch_states(self) -> StateWatch:
         """Return the watch of the cached states. After a restart of the unit it is another one, of other states."""

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from baton.actors.cache.below.limits import NO_TIERS
-from baton.actors.cache.eviction import LeastRecentlyUsed, NoEviction
+from baton.actors.cache.eviction import LeastRecentlyUsed
 from baton.actors.cache.radix import RadixTree
 from baton.actors.cache.tiers import NoTiers
 from baton.actors.lease import Lease, Ledger
+from tests.actors.cache.plain import NoEviction
 from tests.simulation import unit
 from tests.simulation.driver import Simulation
 from tests.simulation.scenario import Scenario, draw
