@@ -12,10 +12,10 @@ from baton.actors.tokens import unpack
 LEAST_GAIN = 1.2
 # Until the cost of a draft has been measured, it counts as this share of a step without prompts.
 UNKNOWN_COST = 1 / 8
-# In one step of this many, drafts may cost nothing, so that their cost is measured again.
-PROBED = 256
+# In one step of this many, drafts count as if they cost nothing, so that their cost is measured again.
+FREE_EVERY = 256
 # In two steps of this many there are no drafts. The second replays none either, so that a plain step is measured again.
-REFRESHED = 512
+PLAIN_EVERY = 512
 
 
 def plan_drafts(state: SchedulerState, step: StepPlan) -> dict[int, list[int]]:
@@ -86,19 +86,20 @@ def mask_of(row: ScheduledRow, drafts: int) -> RowMask | None:
 
 
 def phase(state: SchedulerState) -> int:
-    """Return where the next step stands in REFRESHED steps; 0 and 1 have no drafts."""
-    return (state.steps + REFRESHED // 2) % REFRESHED
+    """Return where the next step stands in PLAIN_EVERY steps; 0 and 1 have no drafts."""
+    return (state.steps + PLAIN_EVERY // 2) % PLAIN_EVERY
 
 
 def costs(state: SchedulerState, step: StepPlan) -> tuple[float, float, float] | None:
     """Return the seconds of the step without drafts, of each draft, and of the wait for a step with drafts.
 
-    Return None until a step without drafts has been measured: only against such steps can the others be.
+    Return None until a step without drafts has been measured: only against such steps can the others be. In one step of
+    FREE_EVERY all but the step itself cost nothing.
     """
     speeds, prompts = state.speeds, sum(chunk.tokens for chunk in step.chunks)
     if not speeds.decode:
         return None
-    if (state.steps + 1) % PROBED == 0:
+    if (state.steps + 1) % FREE_EVERY == 0:
         return 1.0, 0.0, 0.0
     alone = speeds.decode + (speeds.mixed + prompts * speeds.prompt if prompts else 0.0)
     return alone, speeds.draft or UNKNOWN_COST * speeds.decode, speeds.turn
@@ -116,5 +117,5 @@ def most_proposed(state: SchedulerState, step: StepPlan) -> int:
     pays = (1 + most) * alone > LEAST_GAIN * (alone + turn + each * most * len(step.decodes))
     pays = pays or bool(step.predict) or 2 * alone > LEAST_GAIN * (alone + turn + each * len(step.decodes))
     # The step whose drafts cost nothing is planned from what is proposed after one of the steps before it.
-    is_probed_soon = (state.steps + 1) % PROBED >= PROBED - state.limits.depth
+    is_probed_soon = (state.steps + 1) % FREE_EVERY >= FREE_EVERY - state.limits.depth
     return most + state.limits.depth - 1 if pays or is_probed_soon else 0

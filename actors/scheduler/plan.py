@@ -19,13 +19,13 @@ SLOT_LEAD = 8
 # Prompts get at least this many tokens in a mixed step, even if its time budget allows fewer.
 LEAST_CHUNK = 16
 # One step in 16 may use twice LEAST_CHUNK, so that the speed estimate sees more than one step size.
-PROBED = 16
+WIDE_EVERY = 16
 # Without --step-time a mixed step may take as long as this many steps without prompts.
 DECODE_STEPS = 4
-# Two steps in TIMED may leave prompts out, so that the time of a step without prompts is measured: if it is known only
-# for more than NEAR times as many rows, or as few, and in any case two steps in RETIMED. The first of the two is not
-# measured if it replays drafts of the step before it, or if no step before it had as many rows: it is recorded then.
-TIMED, RETIMED, NEAR = 8, 64, 1.25
+# Two steps in TIME_EVERY may leave prompts out, so that the time of a step without prompts is measured: if it is known
+# for more than NEAR times as many rows only, or as few; two steps in RETIME_EVERY do it in any case. The first of two is
+# not measured if it replays drafts of the step before it, or if no step before it had as many rows: it is recorded then.
+TIME_EVERY, RETIME_EVERY, NEAR = 8, 64, 1.25
 # A prompt gets a checkpoint at its first message end and at this many of its last message ends.
 NEWEST_ENDS = 4
 
@@ -178,9 +178,9 @@ def is_to_be_timed(state: SchedulerState, rows: int) -> bool:
     rows: how many rows decode in the step.
     """
     speeds, steps = state.speeds, state.steps
-    if not speeds.prompt or steps % TIMED > 1:
+    if not speeds.prompt or steps % TIME_EVERY > 1:
         return False
-    return steps % RETIMED <= 1 or not speeds.rows / NEAR <= rows <= speeds.rows * NEAR
+    return steps % RETIME_EVERY <= 1 or not speeds.rows / NEAR <= rows <= speeds.rows * NEAR
 
 
 def tokens_in_time(state: SchedulerState) -> int:
@@ -195,7 +195,7 @@ def tokens_in_time(state: SchedulerState) -> int:
     if not speeds.prompt or not seconds:
         return limits.step_tokens  # nothing has been measured yet
     # If all steps had one size, a token's cost could not be separated from the step's fixed cost.
-    least = LEAST_CHUNK * (1 if (state.steps + 1) % PROBED else 2)
+    least = LEAST_CHUNK * (1 if (state.steps + 1) % WIDE_EVERY else 2)
     return max(int((seconds - decode - speeds.mixed) / speeds.prompt), least)
 
 

@@ -5,7 +5,7 @@ from itertools import chain, repeat
 
 from baton.actors.grants import LIKELY, Chunk
 from baton.actors.requests import BY_HEAD
-from baton.actors.scheduler.drafts import LEAST_GAIN, PROBED, REFRESHED, UNKNOWN_COST, phase
+from baton.actors.scheduler.drafts import FREE_EVERY, LEAST_GAIN, PLAIN_EVERY, UNKNOWN_COST, phase
 from baton.actors.scheduler.state import ScheduledRow, SchedulerState, StepPlan
 
 # Until tokens were predicted, a predicted token counts as right with this probability.
@@ -19,10 +19,10 @@ def plan_predictions(state: SchedulerState, step: StepPlan) -> list[Chunk]:
     """Return the rows for which the model's head predicts tokens after the step, each with their number."""
     rows = dict(predictable(state, step)) if state.limits.predictions and state.speeds.decode else {}
     # Before a step without drafts, nothing is predicted.
-    if not rows or phase(state) in (REFRESHED - 1, 0, 1):
+    if not rows or phase(state) in (PLAIN_EVERY - 1, 0, 1):
         return []
     all_rows = len(step.decodes) + sum(chunk.grant in rows for chunk in step.chunks)
-    is_tried = 0 < PROBED - 1 - state.steps % PROBED <= TRIED
+    is_tried = 0 < FREE_EVERY - 1 - state.steps % FREE_EVERY <= TRIED
     most = best_number(state, len(rows), max(all_rows, len(rows))) or int(is_tried)
     return [Chunk(grant, min(most, useful)) for grant, useful in rows.items()] if most else []
 

@@ -7,7 +7,7 @@ import pytest
 from baton.actors.control import Speeds
 from baton.actors.grants import Advance, GrantPages, Proposal, RowDrafts, RowMask
 from baton.actors.messages import Extended, Masked, Retire, Settled, Spare, Step
-from baton.actors.scheduler.drafts import PROBED, REFRESHED
+from baton.actors.scheduler.drafts import FREE_EVERY, PLAIN_EVERY
 from baton.actors.scheduler.strategy import Strategy
 from baton.actors.tokens import pack
 from tests.actors.scheduler.desk import Desk
@@ -153,10 +153,10 @@ def test_now_and_then_drafts_are_fed_whatever_they_cost() -> None:
     desk = drafting(speeds=Speeds(decode=1.0, draft=3.0), more={})
     row = desk.scheduler.state.rows[1]
     row.budget = 400
-    for _ in range(PROBED + 12):
+    for _ in range(FREE_EVERY + 12):
         proposals = [proposal(row.position + 1)] if desk.of(Step) and desk.of(Step)[-1].propose else []
         settle(desk, *proposals)
-    assert [step.step for step in desk.of(Step) if step.drafts] == [PROBED]
+    assert [step.step for step in desk.of(Step) if step.drafts] == [FREE_EVERY]
 
 
 def test_there_are_no_drafts_until_a_plain_step_has_been_measured() -> None:
@@ -171,10 +171,10 @@ def test_there_are_no_drafts_until_a_plain_step_has_been_measured() -> None:
 def test_now_and_then_a_step_is_plain() -> None:
     desk = drafting()
     row = desk.scheduler.state.rows[1]
-    row.budget = 3 * REFRESHED
-    for _ in range(REFRESHED):
+    row.budget = 3 * PLAIN_EVERY
+    for _ in range(PLAIN_EVERY):
         settle(desk, proposal(row.position + 1))
-    assert [step.step for step in desk.of(Step) if not step.drafts] == [REFRESHED // 2 + 1, REFRESHED // 2 + 2]
+    assert [step.step for step in desk.of(Step) if not step.drafts] == [PLAIN_EVERY // 2 + 1, PLAIN_EVERY // 2 + 2]
 
 
 def test_a_row_with_a_grammar_feeds_the_drafts_that_came_with_its_mask() -> None:
