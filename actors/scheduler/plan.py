@@ -23,8 +23,8 @@ WIDE_EVERY = 16
 # Without --step-time a mixed step may take as long as this many steps without prompts.
 DECODE_STEPS = 4
 # Two steps in TIME_EVERY may leave prompts out, so that the time of a step without prompts is measured: if it is known
-# for more than NEAR times as many rows only, or as few; two steps in RETIME_EVERY do it in any case. The first of two is
-# not measured if it replays drafts of the step before it, or if no step before it had as many rows: it is recorded then.
+# for more than NEAR times as many rows only, or as few; two steps in RETIME_EVERY in any case. The first one is not
+# measured if it replays drafts of the step before it, or if no step before it had as many rows: it is recorded then.
 TIME_EVERY, RETIME_EVERY, NEAR = 8, 64, 1.25
 # A prompt gets a checkpoint at its first message end and at this many of its last message ends.
 NEWEST_ENDS = 4
