@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from msgspec.structs import replace
 
@@ -36,6 +36,8 @@ from baton.api import errors
 from baton.api.errors import ApiError
 from baton.api.generation.outputs import AbandonReason, EarlierOutput, Generation, Member
 from baton.api.generation.request_context import RequestContext
+
+T = TypeVar("T")
 
 
 class Observer(Protocol):
@@ -134,17 +136,14 @@ class Gateway:
             case Ended():
                 self._ended(message)
             case Flushed():
-                if (flush := self._flushes.pop(message.ticket, None)) is not None and not flush.done():
-                    flush.set_result(None)
+                answer(self._flushes, message.ticket, None)
             case Suspended():
-                if (suspension := self._suspending.pop(message.ticket, None)) is not None and not suspension.done():
-                    suspension.set_result(message)
+                answer(self._suspending, message.ticket, message)
             case Paused():
-                if (pause := self._pausing.pop(message.ticket, None)) is not None and not pause.done():
-                    pause.set_result(None)
+                answer(self._pausing, message.ticket, None)
             case Kept():
                 self.sessions.on_kept(message)
-                self._end_naming([message.ticket])
+                answer(self._naming, message.ticket, None)
             case Drained():
                 if self._drained is not None and not self._drained.done():
                     self._drained.set_result(message.leaks)
@@ -220,24 +219,14 @@ class Gateway:
 
     async def flush(self) -> None:
         """Drop the radix tree and all copies of states. Return when all are dropped, those on disk included."""
-        ticket = next(self._tickets)
-        self._flushes[ticket] = asyncio.get_running_loop().create_future()
-        try:
-            self._post("cache", Flush(ticket))
-            await self._flushes[ticket]
-        finally:
-            self._flushes.pop(ticket, None)
+        await self._ask(self._flushes, "cache", Flush)
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop stepping until `resume`. Return when no step is in flight and, with "retract", all leases are home."""
-        ticket = next(self._tickets)
-        self._pausing[ticket] = asyncio.get_running_loop().create_future()
-        try:
-            self._post("scheduler", Pause(ticket, mode))
-            self.paused = mode
-            await self._pausing[ticket]
-        finally:
-            self._pausing.pop(ticket, None)
+        if self._send is None:
+            raise errors.loading()
+        self.paused = mode
+        await self._ask(self._pausing, "scheduler", lambda ticket: Pause(ticket, mode))
 
     def resume(self) -> None:
         """End the current pause, if there is one."""
@@ -269,13 +258,7 @@ class Gateway:
 
     async def suspend(self, session: str) -> Suspended:
         """Move the session's state out of its slot. Return the ring's report of where the state is then."""
-        ticket = next(self._tickets)
-        self._suspending[ticket] = asyncio.get_running_loop().create_future()
-        try:
-            self._post("cache", Suspend(ticket, session))
-            return await self._suspending[ticket]
-        finally:
-            self._suspending.pop(ticket, None)
+        return await self._ask(self._suspending, "cache", lambda ticket: Suspend(ticket, session))
 
     async def drain(self, timeout_s: float, grace_s: float = 10.0) -> list[str]:
         """Refuse new requests, wait `timeout_s` seconds for open ones, answer the rest 503; then drain the ring.
@@ -318,7 +301,7 @@ class Gateway:
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
-        self._end_naming(list(self._naming))
+        self._end_naming()
         for generation in {id(m.generation): m.generation for m in self._open.values()}.values():
             generation.fail(error)
 
@@ -328,6 +311,21 @@ class Gateway:
         if self._send is None:
             raise errors.loading()
         self._send(to, message)
+
+    async def _ask(
+        self,
+        waiting: dict[int, asyncio.Future[T]],
+        to: Literal["scheduler", "cache"],
+        command: Callable[[int], Message],
+    ) -> T:
+        """Send a command with a new ticket, and return its answer, which `receive` puts into `waiting`."""
+        ticket = next(self._tickets)
+        waiting[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            self._post(to, command(ticket))
+            return await waiting[ticket]
+        finally:
+            waiting.pop(ticket, None)
 
     def _abort(self, ids: Iterable[str]) -> None:
         for id in ids:
@@ -342,12 +340,11 @@ class Gateway:
         """
         self._abandoned.clear()
         self._changed.set()
-        self._end_naming(list(self._naming))
+        self._end_naming()
         for ticket in self._flushes:
             self._post("cache", Flush(ticket))
-        for ticket, suspension in self._suspending.items():
-            if not suspension.done():
-                suspension.set_result(Suspended(ticket, "tokens", 0))
+        for ticket in list(self._suspending):
+            answer(self._suspending, ticket, Suspended(ticket, "tokens", 0))
         self.name_all()
         self._pause_again()
         for id, member in list(self._open.items()):
@@ -358,18 +355,16 @@ class Gateway:
         if self._drained is not None and not self._drained.done():
             self._post("scheduler", Drain())
 
-    def _end_naming(self, tickets: Iterable[int]) -> None:
-        """End the waits for the answers to these Names."""
-        for ticket in tickets:
-            if (naming := self._naming.pop(ticket, None)) is not None and not naming.done():
-                naming.set_result(None)
+    def _end_naming(self) -> None:
+        """End the waits for the answers to all Names."""
+        for ticket in list(self._naming):
+            answer(self._naming, ticket, None)
 
     def _pause_again(self) -> None:
         """Pause the new scheduler too. If the pause has ended by now, release the callers still waiting in `pause`."""
         if self.paused is None:
-            for pause in self._pausing.values():
-                if not pause.done():
-                    pause.set_result(None)
+            for ticket in list(self._pausing):
+                answer(self._pausing, ticket, None)
             return
         for ticket in self._pausing or [0]:
             self._post("scheduler", Pause(ticket, self.paused))
@@ -434,6 +429,12 @@ class Gateway:
         self._close(id)
         self._abandoned.discard(id)
         self._changed.set()
+
+
+def answer(waiting: dict[int, asyncio.Future[T]], ticket: int, result: T) -> None:
+    """Give the caller with this ticket its answer, if it still waits."""
+    if (future := waiting.pop(ticket, None)) is not None and not future.done():
+        future.set_result(result)
 
 
 def refusal(ended: Ended, timeout: float) -> ApiError:
