@@ -17,6 +17,7 @@ from aiohttp.client_proto import ResponseHandler
 
 KEPT_S = 60.0  # how long an idle connection to an engine is kept
 LONGEST_HEAD = 2**16  # maximum bytes of an answer's status and headers
+MOST_UNREAD = 2**16  # bytes of a body that arrive before `pass_on` and are kept; after that nothing is read until then
 HEAD_END, LINE_END, LAST_CHUNK = b"\r\n\r\n", b"\r\n", b"0\r\n\r\n"
 OF_STREAMS = (
     re.compile(rb"HTTP/1\.1 200"),
@@ -78,14 +79,14 @@ class EngineConnection(ResponseHandler):
         try:
             while self._streams:
                 self._woken = self._loop.create_future()
+                if self.transport is not None:
+                    self.transport.resume_reading()
                 self._arrive(b"")
                 if self._streams and self._failure is None:
                     await self._woken
                 if self._failure is not None:
                     raise self._failure
                 await caught_up()
-                if self.transport is not None:
-                    self.transport.resume_reading()
         finally:
             self._take = self._woken = None
 
@@ -108,6 +109,8 @@ class EngineConnection(ResponseHandler):
             data = self._arrived + data
         if self._take is None or self._failure is not None:
             self._arrived = data
+            if len(data) > MOST_UNREAD and self.transport is not None:
+                self.transport.pause_reading()
             return
         at, slow = 0, False
         try:

@@ -218,7 +218,9 @@ def test_quantized_weights_are_compared_with_bfloat16() -> None:
     sizes = ("--steps", "4", "--rounds", "1", "--layers", "1", "--threads", "1", "--tokens", "80")
     lines = bench("quantize", *sizes, "--parts", "mamba2-129m", "--model", "mamba2-129m")
     errors = {line.split("  ")[0]: line.split()[-4:] for line in lines if line.endswith("%")}
-    assert list(errors) == ["bfloat16", "int8, bfloat16", "int8, float32", "int4, bfloat16", "int4, float32"]
+    rounded = [f"{weights}, {activations}" for weights in ("int8", "int4") for activations in ("bfloat16", "float32")]
+    # On a CPU without products of bytes, inputs are not rounded to int8.
+    assert [name for name in errors if "to int8" not in name] == ["bfloat16", *rounded]
     for mean, p99, most, _ in errors.values():
         assert 0 < float(mean) < float(p99) <= float(most)
     assert float(errors["int8, float32"][0]) < float(errors["int4, float32"][0])

@@ -44,9 +44,9 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
     floors = {shape: floor_of(config) for shape, config in configs.items()}
     record: dict[str, Any] = {"command": "families", "machine": describe_machine(workbench.threads)}
     for kind in options.kinds:
-        options, title = KINDS[kind]
+        of_kind, title = KINDS[kind]
         print(f"\n{kind}: {title}\n", flush=True)
-        found = measure(plan, configs, Entry(kind, kind, "").with_options(options), workbench)
+        found = measure(plan, configs, Entry(kind, kind, "").with_options(of_kind), workbench)
         show(found, plan, floors)
         record[kind] = {shape: [asdict(turn) for turn in turns] for shape, turns in found.items()}
     write_json(options.json, record)

@@ -124,6 +124,19 @@ async def test_nothing_is_read_while_the_client_is_slow() -> None:
     assert parts == count
 
 
+async def test_little_is_read_before_the_client_gets_anything() -> None:
+    part, count = b"x" * 65_536, 400
+    packets = [HEAD, *([b"%x\r\n%b\r\n" % (len(part), part)] * count), b"0\r\n\r\n"]
+    parts = list[bytes]()
+    async with connected(RawEngine(packets)) as (http, url), http.get(url) as answer:
+        body = body_of(answer)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert 0 < len(body._arrived) < 10 * len(part)
+        await body.pass_on(lambda part: bool(parts.append(part)), nothing)
+    assert parts == [part] * count
+
+
 async def test_a_slow_client_gets_everything_and_little_is_kept_for_it() -> None:
     part, count = b"x" * 65_536, 400
     packets = [HEAD, *([b"%x\r\n%b\r\n" % (len(part), part)] * count), b"0\r\n\r\n"]
