@@ -42,6 +42,7 @@ def right_of(model: DemoModel, tokenizer: Tokenizer, texts: list[str]) -> int:
     If every argmax is right under teacher forcing, greedy decoding gives the same text.
     """
     assistant = tokenizer.token_to_id("assistant")
+    assert assistant is not None
     encoded = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     ids, _ = collate([(each, weights_of(each, assistant)) for each in encoded])
     guesses: Tensor = model(ids[:, :-1]).argmax(-1)

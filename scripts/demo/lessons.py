@@ -115,6 +115,7 @@ class Batches:
         """Draw the current pool, and return its batches in random order."""
         rng = random.Random(f"{self.seed} {self.pool}")
         assistant = self.tokenizer.token_to_id("assistant")
+        assert assistant is not None
         chats = (make_chat(rng, lesson) for _ in range(POOL))
         encoded = self.tokenizer.encode_batch([render(chat.messages(), chat.schemas()) for chat in chats])
         fitting = sorted((each.ids for each in encoded if len(each.ids) <= lesson.longest), key=len)

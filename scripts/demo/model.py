@@ -101,11 +101,14 @@ class Mamba2(nn.Module):
         # The convolution as shifted multiply-adds, because oneDNN's depthwise convolution is ten times slower.
         padded = F.pad(xbc, (0, 0, size.conv - 1, 0))
         taps = self.conv1d.weight[:, 0]
-        mixed = self.conv1d.bias + sum(padded[:, k : k + length] * taps[:, k] for k in range(size.conv))
-        x, b, c = F.silu(mixed).split([inner, state, state], -1)
+        first, *later = [padded[:, k : k + length] * taps[:, k] for k in range(size.conv)]
+        assert self.conv1d.bias is not None
+        mixed = self.conv1d.bias + sum(later, first)
+        x, b, c = torch.split(F.silu(mixed), [inner, state, state], -1)
         x = x.view(batch, length, size.mamba_heads, size.mamba_head)
         y = scan(x, F.softplus(dt + self.dt_bias), -self.A_log.exp(), b, c, size.chunk) + x * self.D[:, None]
-        return self.out_proj(self.norm(y.reshape(batch, length, inner) * F.silu(z)))
+        output: Tensor = self.out_proj(self.norm(y.reshape(batch, length, inner) * F.silu(z)))
+        return output
 
 
 class Attention(nn.Module):
@@ -126,7 +129,8 @@ class Attention(nn.Module):
             for f in (self.q_proj, self.k_proj, self.v_proj)
         )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
+        output: Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
+        return output
 
 
 class MLP(nn.Module):
@@ -139,7 +143,8 @@ class MLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         gate, up = self.input_linear(hidden).chunk(2, -1)
-        return self.output_linear(F.silu(gate) * up)
+        output: Tensor = self.output_linear(F.silu(gate) * up)
+        return output
 
 
 class Layer(nn.Module):
@@ -159,7 +164,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mixer = self.mamba if self.kind == "mamba" else self.self_attn
         x = x + self.scale * mixer(self.input_layernorm(x))
-        return x + self.scale * self.shared_mlp(self.post_attention_layernorm(x))
+        output: Tensor = self.shared_mlp(self.post_attention_layernorm(x))
+        return x + self.scale * output
 
 
 class Body(nn.Module):

@@ -101,14 +101,14 @@ class Training:
         for optimizer, peak in zip(self.optimizers, self._peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * rate(self.step, self.seen / self.tokens)
         total = sum(float(weights[:, 1:].sum()) for _, weights in parts)
-        losses, gradients = zip(*self._threads.map(lambda part: self._gradients(*part, total), parts), strict=True)
-        for parameter, *shares in zip(self.model.parameters(), *gradients, strict=True):
+        found = list(self._threads.map(lambda part: self._gradients(part[0], part[1], total), parts))
+        for parameter, *shares in zip(self.model.parameters(), *(gradients for _, gradients in found), strict=True):
             parameter.grad = torch.stack(shares).sum(0)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         list(self._threads.map(lambda optimizer: optimizer.step(), self.optimizers))
         self.seen += sum(ids[:, 1:].numel() for ids, _ in parts)
         self.step += 1
-        return sum(losses) / sum(int((weights[:, 1:] == 1).sum()) for _, weights in parts)
+        return sum(loss for loss, _ in found) / sum(int((weights[:, 1:] == 1).sum()) for _, weights in parts)
 
     def _gradients(self, ids: Tensor, weights: Tensor, total: float) -> tuple[float, tuple[Tensor, ...]]:
         """Return the summed loss of a part's answer tokens, and the part's share of the gradient.

@@ -67,6 +67,7 @@ def run_seeds(seeds: Iterable[Check], notify: Notify) -> None:
     from tests.simulation.driver import Simulation
 
     for check in seeds:
+        assert isinstance(check.name, int)
         notify(f"seed {check.name}")
         limit_time(check.seconds)
         Simulation(check.name).run()

@@ -189,8 +189,8 @@ class _Finder(ast.NodeVisitor):
             self._add(*self._span(node), str(not node.value))
         elif isinstance(node.value, int | float):
             start, end = self._span(node)
-            octal = isinstance(node.value, int) and self._source[start:end].startswith(b"0o")
-            self._add(start, end, oct(node.value + 1) if octal else str(node.value + 1))
+            value, octal = node.value + 1, self._source[start:end].startswith(b"0o")
+            self._add(start, end, oct(value) if octal and isinstance(value, int) else str(value))
 
     def visit_Call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Name) and node.func.id in TWINS:

@@ -17,7 +17,7 @@ from baton.actors.control import Speeds
 from baton.actors.lease import Ledger
 from baton.actors.requests import Request, Sampling, Stops
 from baton.actors.scheduler.actor import Scheduler
-from baton.actors.scheduler.plan import Limits
+from baton.actors.scheduler.state import Limits
 from baton.actors.tokens import pack
 from scripts.replaying.bound import Past
 from scripts.replaying.clock import Clock

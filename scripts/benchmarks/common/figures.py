@@ -7,7 +7,7 @@ import platform
 import shutil
 import statistics
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -79,7 +79,7 @@ def steady_rate(generate: Callable[[int], Sequence[Sequence[tuple[float, int]]]]
     return decode_rate(generate(8 * steps + 1), least=steps // 2)
 
 
-def table(title: str, columns: Sequence[str], rows: dict[str, Sequence[str]]) -> str:
+def table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
     """Return a table as text, with columns aligned to the right."""
     first = max(len(title), *map(len, rows))
     widths = [max(len(column), *(len(cells[i]) for cells in rows.values())) for i, column in enumerate(columns)]

@@ -12,6 +12,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
 
+from baton.kernels.linear.compressed import CompressedWeight
+from baton.kernels.linear.dense import PackedWeight
 from baton.models.config import ModelConfig
 from baton.models.family import Piece
 from baton.models.layers.linear import Embedding, Linear
@@ -154,6 +156,7 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     for name, layer in model.named_modules():
         if isinstance(layer, Linear | Embedding) and layer.packed:
+            assert isinstance(layer.packed, PackedWeight | CompressedWeight)  # nothing is quantized
             weights[f"{name}.weight"] = layer.packed.plain()
     return weights
 

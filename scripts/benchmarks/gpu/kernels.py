@@ -1,5 +1,7 @@
 """The parts `kernels` and `speed`: each kernel's error against its reference, and its time against its floor."""
 
+from functools import partial
+
 import torch
 
 from scripts.benchmarks.gpu.bench import Bench
@@ -46,7 +48,7 @@ def time_all(bench: Bench) -> None:
         # Enough copies of the inputs that the GPU's cache no longer holds a copy when the copy is used again.
         more = range(1, copies_for(first.nbytes, bench.device))
         operations = [first, *(build(Draw(bench.device, bench.dtype, seed)) for seed in more)]
-        seconds = seconds_of([lambda each=each: each.run(*each.inputs) for each in operations], bench.device)
+        seconds = seconds_of([partial(each.run, *each.inputs) for each in operations], bench.device)
         figures = {
             "microseconds": seconds * 1e6,
             "share": first.floor(ceilings.bandwidth, ceilings.rate) / seconds,

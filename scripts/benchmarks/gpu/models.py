@@ -14,9 +14,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from baton.models.batch import Model
 from baton.models.loading.checkpoint import random_model
+from scripts.benchmarks.common.configs import GRANITE, MAMBA2
 from scripts.benchmarks.common.floors import floor_of
 from scripts.benchmarks.common.machine import Probe
-from scripts.benchmarks.common.shapes import GRANITE, MAMBA2, TINY
+from scripts.benchmarks.common.shapes import TINY
 from scripts.benchmarks.gpu.bench import Bench
 from scripts.benchmarks.gpu.stepping import Stepping
 from scripts.benchmarks.gpu.timing import Ceilings, Run
@@ -176,7 +177,8 @@ def traced(run: Run, device: torch.device, file: Path) -> None:
 def idle_share(events: list[dict[str, Any]]) -> float | None:
     """Return the idle share of the time between a GPU's first and last work in a trace, or None if there is no work."""
     kinds = ("kernel", "gpu_memcpy", "gpu_memset")
-    spans = sorted((each["ts"], each["ts"] + each["dur"]) for each in events if each.get("cat") in kinds)
+    work = [each for each in events if each.get("cat") in kinds]
+    spans: list[tuple[float, float]] = sorted((each["ts"], each["ts"] + each["dur"]) for each in work)
     if not spans:
         return None
     idle, until = 0.0, spans[0][1]

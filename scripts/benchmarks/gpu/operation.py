@@ -41,7 +41,8 @@ def copied(tensor: Tensor) -> Tensor:
 def poisoned(run: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
     """Run with uninitialized memory filled with NaN or the largest integer, so that values never written show up."""
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    # torch adds this attribute to the module at run time, by a property of the module's class.
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     try:
         return run()
     finally:

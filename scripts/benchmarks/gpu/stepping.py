@@ -9,6 +9,7 @@ from baton.actors.forward.device import Work, WorkChunk
 from baton.actors.forward.launching import Pending
 from baton.actors.forward.streams import CpuStream, Stream
 from baton.actors.forward.torch_device import TorchDevice
+from baton.actors.messages import Ran
 from baton.actors.requests import Request, Sampling, Stops
 from baton.actors.tokens import pack
 from baton.api.machine.device import allocate_pools
@@ -57,7 +58,7 @@ class Stepping:
 
     def decode(self, steps: int) -> tuple[list[float], list[float]]:
         """Decode `steps` steps. Return the seconds of each step's launch, and the device's seconds of each step."""
-        launching, running, in_flight = list[float](), list[float](), deque[Pending]()
+        launching, running, in_flight = list[float](), list[float](), deque[Pending[Ran]]()
         for _ in range(steps):
             began = time.perf_counter()
             in_flight.append(self._launch([], list(range(self._rows))))
@@ -74,6 +75,6 @@ class Stepping:
         self._device.clear(row)
         self._device.open_row(row, row, row, request, list(range(row * self._pages, (row + 1) * self._pages)))
 
-    def _launch(self, chunks: list[WorkChunk], decodes: list[int]) -> Pending:
+    def _launch(self, chunks: list[WorkChunk], decodes: list[int]) -> Pending[Ran]:
         self._steps += 1
         return self._device.launch(Work(self._steps, chunks, decodes, [self._position] * len(decodes), []))

@@ -44,18 +44,18 @@ def seconds_of(runs: Sequence[Run], device: torch.device, rounds: int = 15) -> f
         replay()
     spans = []
     for _ in range(rounds):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = _event(), _event()
         begin.record()
         replay()
         end.record()
         spans.append((begin, end))
     torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in spans) / 1000 / len(runs)
+    return statistics.median(float(begin.elapsed_time(end)) for begin, end in spans) / 1000 / len(runs)
 
 
 def captured(runs: Sequence[Run]) -> Run:
     """Call all `runs` once, then capture them in one CUDA graph. Return a function that replays the graph."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch declares no types for it
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for run in runs:
@@ -72,6 +72,10 @@ def copies_for(nbytes: int, device: torch.device) -> int:
     """Return how many inputs of `nbytes` are needed to exceed a GPU's L2 cache four times; at most 32."""
     cache = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
     return max(1, min(32, -(-4 * cache // max(nbytes, 1))))
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch declares no types for it
 
 
 def _host_seconds(runs: Sequence[Run]) -> float:

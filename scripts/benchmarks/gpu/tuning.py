@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from baton.kernels.runtime.triton import KernelConfig, chosen, watched
+from baton.kernels.runtime.triton.configs import Chooser
 from scripts.benchmarks.gpu.operation import Draw, Operation, difference
-from scripts.benchmarks.gpu.operations.listed import TIMED
+from scripts.benchmarks.gpu.operations.listed import TIMED, Build
 from scripts.benchmarks.gpu.timing import seconds_of
 
 Key = tuple[str, str]
@@ -51,13 +52,18 @@ def tune(file: Path, prefixes: tuple[str, ...], again: bool) -> int:
     """
     device = torch.device("cuda")
     table = Table(file, torch.cuda.get_device_name())
-    operations = {name: lambda build=build: build(Draw(device, torch.bfloat16)) for name, build in TIMED.items()}
+    operations = {name: builder(build, device) for name, build in TIMED.items()}
     for key, (candidates, users) in choices(operations).items():
         if key[0].startswith(prefixes or "") and len(candidates) > 1 and (again or not table.has(key)):
             best, gain = fastest(key, candidates, [operations[user] for user in users], measured)
             table.keep(key, best)
             print(f"{key[0]} {key[1]}: {best}, {gain:.2f} of the default's time", flush=True)
     return 0
+
+
+def builder(build: Build, device: torch.device) -> Callable[[], Operation]:
+    """Return a function that makes the operation with the same inputs in each call."""
+    return lambda: build(Draw(device, torch.bfloat16))
 
 
 Found = dict[Key, tuple[tuple[KernelConfig, ...], list[str]]]
@@ -118,7 +124,7 @@ def fastest(
         expected = None
         # The default is also measured last, because a GPU's clock is low at first.
         for number, config in (*enumerate(candidates), (0, candidates[0])):
-            with chosen(lambda kernel, shape, others, config=config: config if (kernel, shape) == key else others[0]):
+            with chosen(chooser(key, config)):
                 found = outcome(operation, originals)
                 if expected is None:
                     expected = found
@@ -136,6 +142,11 @@ def fastest(
     }
     best = min(scores, key=lambda number: scores[number])
     return (candidates[best], scores[best]) if scores[best] < WORTH_IT else (candidates[0], 1.0)
+
+
+def chooser(key: Key, config: KernelConfig) -> Chooser:
+    """Return a function that chooses `config` for the kernel and shape `key`, and defaults for all others."""
+    return lambda kernel, shape, offered: config if (kernel, shape) == key else offered[0]
 
 
 def outcome(operation: Operation, originals: list[Tensor]) -> list[Tensor] | None:

@@ -4,6 +4,7 @@ import argparse
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,7 +36,7 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
         for name, build in TOYS.items():
             if re.search(options.only, name):
                 operation = build(Draw(torch.device("cpu"), torch.bfloat16))
-                measure(name, lambda operation=operation: operation.run(*operation.inputs), options.rounds or 50)
+                measure(name, partial(operation.run, *operation.inputs), options.rounds or 50)
 
 
 def measure(name: str, operation: Callable[[], object], rounds: int) -> None:
@@ -46,11 +47,16 @@ def measure(name: str, operation: Callable[[], object], rounds: int) -> None:
     with watched(launches.append):
         operation()
     operation()
-    calls = (
-        operation,
-        lambda: [launch.run() for launch in launches],
-        lambda: [by_triton(launch) for launch in launches],
-    )
+
+    def run_all() -> None:
+        for launch in launches:
+            launch.run()
+
+    def run_all_by_triton() -> None:
+        for launch in launches:
+            by_triton(launch)
+
+    calls = operation, run_all, run_all_by_triton
     columns = "".join(f"{microseconds(call, rounds) / len(launches):>8.1f}" for call in calls)
     print(f"{name:<36}{len(launches):>9}{columns}", flush=True)
 

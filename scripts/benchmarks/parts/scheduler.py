@@ -24,13 +24,13 @@ if __name__ == "__main__":
 
     import_from(Path(sys.argv[1]))
 
+from baton.actors.grants import GrantPages  # noqa: E402
 from baton.actors.lease import Lease, Ledger  # noqa: E402
 from baton.actors.messages import (  # noqa: E402
     Acquire,
     Extend,
     Extended,
     Granted,
-    GrantPages,
     Message,
     Settled,
     Spare,
@@ -40,7 +40,7 @@ from baton.actors.messages import (  # noqa: E402
 )
 from baton.actors.requests import Hit, Request, Sampling, Stops  # noqa: E402
 from baton.actors.scheduler.actor import Scheduler  # noqa: E402
-from baton.actors.scheduler.plan import Limits  # noqa: E402
+from baton.actors.scheduler.state import Limits  # noqa: E402
 from baton.actors.tokens import count, pack  # noqa: E402
 from scripts.benchmarks.common.revisions import check_out  # noqa: E402
 

@@ -8,10 +8,15 @@ Prompts are read one after another, in batches of 512 tokens; then all rows deco
 import ctypes
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import llama_cpp
 import numpy as np
-from serve_lines import Answer, serve
+
+if TYPE_CHECKING:
+    from scripts.benchmarks.peers.serve_lines import Answer, serve
+else:  # Run as a script, so that the folder of this file is in sys.path.
+    from serve_lines import Answer, serve
 
 UBATCH, MOST_TOKENS = 512, 8192
 

@@ -6,11 +6,16 @@ Prefix caching stays on: without it the pipeline loses the recurrent states when
 """
 
 import sys
+from typing import TYPE_CHECKING
 
 import numpy as np
 import openvino
 import openvino_genai
-from serve_lines import Answer, serve
+
+if TYPE_CHECKING:
+    from scripts.benchmarks.peers.serve_lines import Answer, serve
+else:  # Run as a script, so that the folder of this file is in sys.path.
+    from serve_lines import Answer, serve
 
 STEP_TOKENS, CACHE_GB = 512, 2
 # OpenVINO requires an end-of-sequence token. No vocabulary has this token, so that it never ends an answer.

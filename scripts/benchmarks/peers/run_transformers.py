@@ -5,13 +5,17 @@ run_transformers.py CHECKPOINT THREADS auto|float32
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 import transformers
-from serve_lines import Answer, serve
+
+if TYPE_CHECKING:
+    from scripts.benchmarks.peers.serve_lines import Answer, serve
+else:  # Run as a script, so that the folder of this file is in sys.path.
+    from serve_lines import Answer, serve
 
 
 class Stamps:
@@ -36,9 +40,11 @@ class Loop:
 
     def __init__(self, checkpoint: str, threads: int, dtype: str) -> None:
         torch.set_num_threads(threads)
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
+        # transformers declares no types for some functions.
+        transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype)
+        self._model: Any = model.eval()  # type: ignore[no-untyped-call]
 
     def generate(self, prompts: list[list[int]], tokens: int) -> Answer:
         """Generate for one static batch, shorter prompts padded on the left."""

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baton.actors.forward.device import WorkMask
 from baton.actors.forward.step.drawing import draws_of
 from baton.actors.forward.step.packed import PackedStep
+from baton.actors.forward.step.reporting import CopiedLogprobs
 from baton.actors.forward.torch_device import TorchDevice
 from baton.actors.requests import Request
 from baton.actors.tokens import pack
@@ -58,18 +60,20 @@ class OverruledDevice(TorchDevice):
         right = answer[position - first] if position - first < len(answer) else 0
         return right if self._chance.random() < RIGHT else right + 1 - 2 * (right > 0)
 
-    def _draw(self, step: PackedStep, logits: Tensor) -> Any:
+    def _draw(
+        self, step: PackedStep, logits: Tensor, late: list[WorkMask]
+    ) -> tuple[Tensor, CopiedLogprobs | None, Tensor | None]:
         draws = draws_of(step.work)
         places = list[int]()
         for row, position in zip(draws.rows, draws.positions, strict=True):
             first, answer = self._answers[row]
             places.append(answer[position - first] if position - first < len(answer) else 0)
         logits[torch.arange(len(places)), torch.tensor(places)] = CERTAIN
-        return super()._draw(step, logits)
+        return super()._draw(step, logits, late)
 
 
 if __name__ == "__main__":
     file, RIGHT = sys.argv.pop(1), float(sys.argv.pop(1))
     ANSWERS.update({pack(prompt): answer for prompt, answer in json.loads(Path(file).read_text())})
-    device.TorchDevice = OverruledDevice  # type: ignore[misc]
+    vars(device)["TorchDevice"] = OverruledDevice  # make_device makes it
     sys.exit(cli.main())

@@ -61,12 +61,13 @@ def attend(draw: Draw, heads: Heads, prompts: Sequence[tuple[int, int]], rows: S
     begin, scale, longest = torch.tensor(starts).to(draw.device), heads.width**-0.5, max(lengths)
     query = heads.projected(draw, sum(lengths))[:, : heads.heads]
 
-    def run(query: Tensor, pages: Tensor, *layout: Tensor) -> Sequence[Tensor]:
-        keys, values = heads.keys_and_values(pages)
-        return (triton.paged_attention(query, keys, values, *layout, scale, len(prompts), longest),)
+    def run(query: Tensor, pages: Tensor, table: Tensor, offsets: Tensor, begin: Tensor) -> Sequence[Tensor]:
+        inputs = query, *heads.keys_and_values(pages), table, offsets, begin
+        return (triton.paged_attention(*inputs, scale, len(prompts), longest),)
 
-    def exact(query: Tensor, pages: Tensor, *layout: Tensor) -> Sequence[Tensor]:
-        return (attention.paged_attention(query, *heads.keys_and_values(pages), *layout, scale),)
+    def exact(query: Tensor, pages: Tensor, table: Tensor, offsets: Tensor, begin: Tensor) -> Sequence[Tensor]:
+        inputs = query, *heads.keys_and_values(pages), table, offsets, begin
+        return (attention.paged_attention(*inputs, scale),)
 
     # Number of pairs of a query and a position that the query attends to.
     pairs = sum(length * start + length * (length + 1) // 2 for start, length in zip(starts, lengths, strict=True))
@@ -90,14 +91,14 @@ def attend_by_heads(draw: Draw, heads: Heads, start: int, length: int) -> Operat
     table, query = draw.order(len(pages)).int(), draw.normal(length, heads.heads, own + shared)
     weights = draw.normal(heads.heads, rank, own) * rank**-0.5, draw.normal(heads.heads, value, rank) * rank**-0.5
 
-    def run(query: Tensor, pages: Tensor, table: Tensor, *weights: Tensor) -> Sequence[Tensor]:
+    def run(query: Tensor, pages: Tensor, table: Tensor, key: Tensor, values: Tensor) -> Sequence[Tensor]:
         output = torch.empty(length, heads.heads, value, dtype=query.dtype, device=query.device)
-        triton.attend_by_heads(query, pages[:, 0], table, *weights, scale, 0, length, start, output)
+        triton.attend_by_heads(query, pages[:, 0], table, key, values, scale, 0, length, start, output)
         return (output,)
 
-    def exact(query: Tensor, pages: Tensor, table: Tensor, *weights: Tensor) -> Sequence[Tensor]:
+    def exact(query: Tensor, pages: Tensor, table: Tensor, key: Tensor, values: Tensor) -> Sequence[Tensor]:
         output = torch.empty(length, heads.heads, value, dtype=query.dtype, device=query.device)
-        by_heads.attend_by_heads(query, pages[:, 0], table, *weights, scale, 0, length, start, output)
+        by_heads.attend_by_heads(query, pages[:, 0], table, key, values, scale, 0, length, start, output)
         return (output,)
 
     pairs = length * start + length * (length + 1) // 2
@@ -115,21 +116,23 @@ def write(draw: Draw, heads: Heads, tokens: int, is_rotated: bool) -> Operation:
     places = draw.order(len(pages) * PAGE)[:tokens]
     cos, sin = heads.angles(draw, tokens)
 
-    def parts(projected: Tensor, pages: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        return projected.split([heads.heads, heads.kv_heads, heads.kv_heads], 1), pages.unbind(1)
+    def parts(projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, keys, values = torch.split(projected, [heads.heads, heads.kv_heads, heads.kv_heads], 1)
+        return query, keys, values
 
     def run(projected: Tensor, pages: Tensor, cos: Tensor, sin: Tensor, places: Tensor) -> Sequence[Tensor]:
-        (query, keys, values), targets = parts(projected, pages)
+        (query, keys, values), (key_pages, value_pages) = parts(projected), pages.unbind(1)
         if is_rotated:
-            return triton.rotate_and_write(query, keys, values, cos, sin, *targets, places), pages
-        triton_write.write_pages(keys, values, *targets, places)
+            return triton.rotate_and_write(query, keys, values, cos, sin, key_pages, value_pages, places), pages
+        triton_write.write_pages(keys, values, key_pages, value_pages, places)
         return (pages,)
 
     def exact(projected: Tensor, pages: Tensor, cos: Tensor, sin: Tensor, places: Tensor) -> Sequence[Tensor]:
-        (query, keys, values), targets = parts(projected, pages)
+        (query, keys, values), (key_pages, value_pages) = parts(projected), pages.unbind(1)
         if is_rotated:
-            return rotate_and_write.rotate_and_write(query, keys, values, cos, sin, *targets, places), pages
-        attention.write_pages(keys, values, *targets, places)
+            inputs = query, keys, values, cos, sin, key_pages, value_pages, places
+            return rotate_and_write.rotate_and_write(*inputs), pages
+        attention.write_pages(keys, values, key_pages, value_pages, places)
         return (pages,)
 
     moved = 2 * bytes_of(projected if is_rotated else projected[:, heads.heads :])

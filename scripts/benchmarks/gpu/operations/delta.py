@@ -36,9 +36,9 @@ class DeltaNet:
 
     def pools(self, draw: Draw, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the pools of convolution inputs and of states: strided views, because a slot holds two layers."""
-        conv, size = (self.kernel - 1) * self.channels, self.inner * self.size
-        states = draw.normal(slots, 2, size, dtype=dtype)[:, 1].unflatten(1, (self.heads, self.width, self.size))
-        return draw.normal(slots, 2, conv, dtype=torch.float32)[:, 1].unflatten(1, (self.kernel - 1, -1)), states
+        states = draw.normal(slots, 2, self.heads, self.width, self.size, dtype=dtype)[:, 1]
+        conv = draw.normal(slots, 2, self.kernel - 1, self.channels, dtype=torch.float32)[:, 1]
+        return conv, states
 
     def constants(self, draw: Draw) -> tuple[Tensor, ...]:
         """Return the constants that `named` takes: taps, dt_bias, A, norm."""

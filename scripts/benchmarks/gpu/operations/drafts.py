@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.kernels.delta_net.constants import KdaConstants
 from baton.kernels.delta_net.decode import reference as delta_decode
 from baton.kernels.drafts import Drafts
 from baton.kernels.drafts.reference import decode_drafts
@@ -50,11 +49,7 @@ def decode_kda(draw: Draw, net: KdaNet, rows: int) -> Operation:
     projected, pools = net.projected(draw, rows * FED), net.pools(draw, rows + 1, torch.float32)
     columns, form = (slice(None), slice(None), slice(0)), triton.kda_decode_drafts
     exact = partial(decode_drafts, delta_decode.kda_decode)
-
-    def named(constants: Sequence[Tensor]) -> KdaConstants:
-        return KdaConstants(*constants, eps=1e-6)
-
-    return _operation(draw, form, exact, projected, columns, pools, net.constants(draw), named)
+    return _operation(draw, form, exact, projected, columns, pools, net.constants(draw), net.named)
 
 
 def _operation(

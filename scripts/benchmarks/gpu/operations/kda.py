@@ -33,18 +33,22 @@ class KdaNet:
 
     def pools(self, draw: Draw, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the pools of convolution inputs and of states: strided views, because a slot holds two layers."""
-        conv, state = (self.kernel - 1) * self.channels, self.heads * self.width * self.size
-        states = draw.normal(slots, 2, state, dtype=dtype)[:, 1].unflatten(1, (self.heads, self.width, self.size))
-        return draw.normal(slots, 2, conv, dtype=torch.float32)[:, 1].unflatten(1, (self.kernel - 1, -1)), states
+        states = draw.normal(slots, 2, self.heads, self.width, self.size, dtype=dtype)[:, 1]
+        conv = draw.normal(slots, 2, self.kernel - 1, self.channels, dtype=torch.float32)[:, 1]
+        return conv, states
 
     def constants(self, draw: Draw) -> tuple[Tensor, ...]:
-        """Return the fields of KdaConstants."""
+        """Return the constants that `named` takes: taps, dt_bias, A, norm."""
         return (
             draw.uniform(-0.5, 0.5, self.kernel, self.channels),
             draw.uniform(-6.0, -2.0, self.heads * self.size),
             draw.uniform(-16.0, -1.0, self.heads),
             draw.uniform(0.5, 1.5, self.width),
         )
+
+    def named(self, constants: Sequence[Tensor]) -> KdaConstants:
+        taps, dt_bias, A, norm = constants
+        return KdaConstants(taps, dt_bias, A, norm, 1e-6)
 
 
 def prefill(draw: Draw, net: KdaNet, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
@@ -56,12 +60,12 @@ def prefill(draw: Draw, net: KdaNet, lengths: Sequence[int], states: torch.dtype
 
     def run(*inputs: Tensor) -> Sequence[Tensor]:
         projected, forget, gate, conv, pool, *constants = inputs
-        named = KdaConstants(*constants, eps=1e-6)
+        named = net.named(constants)
         return triton.kda_prefill(projected, forget, gate, named, conv, pool, here), conv, pool
 
     def exact(*inputs: Tensor) -> Sequence[Tensor]:
         projected, forget, gate, conv, pool, *constants = inputs
-        named = KdaConstants(*constants, eps=1e-6)
+        named = net.named(constants)
         return kda_prefill.kda_prefill(projected, forget, gate, named, conv, pool, on_cpu), conv, pool
 
     inputs = (*projected, *pools, *net.constants(draw))
@@ -86,12 +90,12 @@ def decode(draw: Draw, net: KdaNet, rows: int, states: torch.dtype = torch.float
 
     def run(*inputs: Tensor) -> Sequence[Tensor]:
         projected, forget, gate, conv, pool, slots, positions, *constants = inputs
-        named = KdaConstants(*constants, eps=1e-6)
+        named = net.named(constants)
         return triton.kda_decode(projected, forget, gate, named, conv, pool, slots, positions), conv, pool
 
     def exact(*inputs: Tensor) -> Sequence[Tensor]:
         projected, forget, gate, conv, pool, slots, positions, *constants = inputs
-        named = KdaConstants(*constants, eps=1e-6)
+        named = net.named(constants)
         return kda_decode.kda_decode(projected, forget, gate, named, conv, pool, slots, positions), conv, pool
 
     inputs = (*projected, conv, pool, slots, positions, *net.constants(draw))

@@ -42,9 +42,9 @@ class Mixer:
 
     def pools(self, draw: Draw, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the pools of convolution inputs and of states: strided views, because a slot holds two layers."""
-        conv, size = (self.kernel - 1) * self.channels, self.inner * self.state
-        states = draw.normal(slots, 2, size, dtype=dtype)[:, 1].unflatten(1, (self.heads, self.width, self.state))
-        return draw.normal(slots, 2, conv, dtype=torch.float32)[:, 1].unflatten(1, (self.kernel - 1, -1)), states
+        states = draw.normal(slots, 2, self.heads, self.width, self.state, dtype=dtype)[:, 1]
+        conv = draw.normal(slots, 2, self.kernel - 1, self.channels, dtype=torch.float32)[:, 1]
+        return conv, states
 
     def constants(self, draw: Draw) -> tuple[Tensor, ...]:
         """Return the constants that `named` takes: taps, conv_bias, dt_bias, A, D, norm."""
@@ -63,9 +63,10 @@ class Mixer:
 
     def parts(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return views of x, B and C in the output of the convolution."""
-        x, B, C = convolved.split([self.inner, self.groups * self.state, self.groups * self.state], 1)
-        B, C = B.unflatten(1, (self.groups, self.state)), C.unflatten(1, (self.groups, self.state))
-        return x.unflatten(1, (self.heads, self.width)), B, C
+        x, B, C = torch.split(convolved, [self.inner, self.groups * self.state, self.groups * self.state], 1)
+        groups = self.groups, self.state
+        x = torch.unflatten(x, 1, (self.heads, self.width))
+        return x, torch.unflatten(B, 1, groups), torch.unflatten(C, 1, groups)
 
 
 def plans(

@@ -56,11 +56,12 @@ def experts(draw: Draw, mixture: Mixture, rows: int, bits: int | None = None) ->
     second = draw.normal(m.count, m.wide, m.inner) * m.inner**-0.5
     x, weights = draw.normal(rows, m.wide), draw.uniform(0, 1, rows, m.top_k)
     chosen = draw.uniform(0, 1, rows, m.count).argsort(dim=1)[:, : m.top_k].int().contiguous()
-    packed = [_packed(first, parts, bits), _packed(second, 1, bits)] if bits else []
+    packed = (_packed(first, parts, bits), _packed(second, 1, bits)) if bits else None
     stacks = [first, second] if not bits else [_dequantized(first, bits), _dequantized(second, bits)]
 
     def run(x: Tensor, chosen: Tensor, weights: Tensor, first: Tensor, second: Tensor) -> Sequence[Tensor]:
-        return (triton.experts(x, chosen, weights, *(packed or (first, second)), m.activation),)
+        input_linear, output_linear = packed or (first, second)
+        return (triton.experts(x, chosen, weights, input_linear, output_linear, m.activation),)
 
     def exact(x: Tensor, chosen: Tensor, weights: Tensor, first: Tensor, second: Tensor) -> Sequence[Tensor]:
         return (reference.experts(x, chosen, weights, first, second, m.activation),)

@@ -22,14 +22,17 @@ def sample(draw: Draw, rows: int, vocab: int, kind: str) -> Operation:
     top_k, top_p = draw.integers(100, rows) * (kind == "truncated"), draw.uniform(0.5, 1.0, rows)
     top_p = top_p if kind == "truncated" else top_p * 0 + 1
     drawn = temperature, top_k, top_p, top_p * 0, draw.integers(1000, rows), draw.integers(1000, rows)
-    hints = kind == "greedy", kind == "truncated"
+
+    def named(params: Sequence[Tensor]) -> SamplingTensors:
+        temperature, top_k, top_p, min_p, seed, position = params
+        return SamplingTensors(temperature, top_k, top_p, min_p, seed, position, kind == "greedy", kind == "truncated")
 
     def run(logits: Tensor, *params: Tensor) -> Sequence[Tensor]:
-        sampled = triton.sample(logits, SamplingTensors(*params, *hints))
+        sampled = triton.sample(logits, named(params))
         return sampled.tokens, sampled.finite
 
     def exact(logits: Tensor, *params: Tensor) -> Sequence[Tensor]:
-        sampled = reference.sample(logits, SamplingTensors(*params, *hints))
+        sampled = reference.sample(logits, named(params))
         return sampled.tokens, sampled.finite
 
     return Operation(run, exact, (logits, *drawn), bytes_of(logits))

@@ -23,8 +23,7 @@ class Convolution:
 
     def pool(self, draw: Draw, slots: int) -> Tensor:
         """Return the pool of the last inputs: a strided view, because a slot holds two layers."""
-        size = (self.kernel - 1) * self.channels
-        return draw.normal(slots, 2, size, dtype=torch.float32)[:, 1].unflatten(1, (self.kernel - 1, -1))
+        return draw.normal(slots, 2, self.kernel - 1, self.channels, dtype=torch.float32)[:, 1]
 
     def constants(self, draw: Draw) -> tuple[Tensor, Tensor]:
         """Return taps and bias."""
