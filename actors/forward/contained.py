@@ -1,13 +1,14 @@
 """Containment of device errors: an error outside of a step fails only the row, or the copy, that it was for."""
 
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic
 
 from msgspec.structs import replace
 
-from baton.actors.forward.device import Work
+from baton.actors.forward.device import Work, WorkMask
 from baton.actors.forward.launching import Device, Done, Pending, Report
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request
@@ -141,12 +142,12 @@ class PendingWithout:
         return self.pending.passed()
 
     def collect(self) -> Done[Ran]:
-        done = self.pending.collect()
-        return Done(replace(done.report, broken=self.broken), done.seconds)
+        """Wait for the step. Its seconds are not known: a device that measures steps would count its broken rows."""
+        return Done(replace(self.pending.collect().report, broken=self.broken), 0.0)
 
 
 def without(work: Work, rows: Collection[int]) -> Work:
-    """Return a step without these rows. Its late masks may be for them too."""
+    """Return a step without these rows."""
     decodes = [at for at, row in enumerate(work.decodes) if row not in rows]
     return replace(
         work,
@@ -157,7 +158,15 @@ def without(work: Work, rows: Collection[int]) -> Work:
         masks=[mask for mask in work.masks if mask.row not in rows],
         drafts=[draft for draft in work.drafts if draft.row not in rows],
         predictions=[prediction for prediction in work.predictions if prediction.row not in rows],
+        late=masks_without(work.late, rows) if work.late is not None else None,
     )
+
+
+def masks_without(late: Future[list[WorkMask]], rows: Collection[int]) -> Future[list[WorkMask]]:
+    """Return the future of those late masks that are for other rows."""
+    left = Future[list[WorkMask]]()
+    late.add_done_callback(lambda come: left.set_result([mask for mask in come.result() if mask.row not in rows]))
+    return left
 
 
 def _failed_step(step: int, error: str) -> Done[Ran]:

@@ -55,7 +55,7 @@ class Done(Generic[Report]):
     """A step or a copy that is over. It is also a Pending, whose `collect` does not wait."""
 
     report: Report
-    seconds: float  # seconds that the device took; 0 if the work failed
+    seconds: float  # seconds that the device took; 0 if the work, or a row of it, failed
 
     def passed(self) -> bool:
         return True

@@ -186,8 +186,7 @@ class TorchDevice:
         if work.late is None:
             return [], None
         before = self._stream.record()
-        rows = {*work.decodes, *(chunk.row for chunk in work.chunks)}  # ContainedDevice may have left out others
-        late = [mask for mask in work.late.result() if mask.row in rows]
+        late = work.late.result()
         return late, (before, self._stream.record())
 
     def _compute(

@@ -17,7 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         code = run(arguments, signals)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None if the process was started without one
+            sys.stdout.flush()
     except BrokenPipeError:  # The reader of the output has ended, as in `baton doctor | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

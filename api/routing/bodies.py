@@ -17,7 +17,7 @@ from aiohttp.client_proto import ResponseHandler
 
 KEPT_S = 60.0  # how long an idle connection to an engine is kept
 LONGEST_HEAD = 2**16  # maximum bytes of an answer's status and headers
-MOST_UNREAD = 2**16  # bytes of a body that arrive before `pass_on` and are kept; after that nothing is read until then
+MOST_UNREAD = 2**16  # if more bytes of a body than these have arrived before `pass_on`, reading pauses until then
 HEAD_END, LINE_END, LAST_CHUNK = b"\r\n\r\n", b"\r\n", b"0\r\n\r\n"
 OF_STREAMS = (
     re.compile(rb"HTTP/1\.1 200"),

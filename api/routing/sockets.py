@@ -263,6 +263,8 @@ class ClientSocket:
         with suppress(ConnectionError):
             self._leave(view, engine)
             async for message in engine.socket:
+                if message.type is not WSMsgType.TEXT:
+                    break  # What the engine has sent cannot be read.
                 event = event_of(message.data)
                 if event.response is not None:
                     engine.note_made(event.stream_id, name_of(owner_of(self._request), event.response.id))
@@ -272,6 +274,7 @@ class ClientSocket:
             self._engines.pop(view, None)
             for stream_id in engine.open.elements():
                 await self.fail(stream_id, errors.unavailable(LOST, "engine_lost"))
+        await engine.socket.close()
 
 
 def lost(error: Exception) -> ApiError:

@@ -125,14 +125,15 @@ class ModelText:
     def detokenizer(self, prompt_tail: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
         """Return the incremental decoder of an output that follows the tokens `prompt_tail`.
 
-        Where the tokenizer library panics the text is U+FFFD, because an output cannot be refused.
+        Where the tokenizer library panics, each token is decoded alone, and is U+FFFD if it panics again: an output
+        cannot be refused.
         """
 
         def decode(ids: Sequence[int]) -> str:
             try:
                 return self.decode(ids, skip_special_tokens)
             except TokenizerError:
-                return REPLACEMENT
+                return "".join([decode([id]) for id in ids]) if len(ids) > 1 else REPLACEMENT
 
         return Detokenizer(decode, prompt_tail)
 

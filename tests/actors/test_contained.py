@@ -1,10 +1,12 @@
 """Contained device errors: an error outside of a step fails only the row or the copy that the call was for."""
 
 import asyncio
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic
 
 import pytest
+from msgspec.structs import replace
 
 from baton.actors.forward.contained import ContainedDevice
 from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkDraft, WorkMask, WorkPrediction
@@ -121,9 +123,14 @@ def test_what_concerns_a_broken_row_is_left_out_of_a_step() -> None:
         [WorkDraft(row, 0, (5,)) for row in (2, 3)],
         predictions=[WorkPrediction(row, 2) for row in range(4)],
     )
-    ran = seam.device.launch(work).collect().report
-    assert ran.broken == {11: "Fault: no", 13: "Fault: no"} and not ran.error
-    assert seam.inner.work == Work(
+    late = Future[list[WorkMask]]()
+    done = seam.device.launch(replace(work, late=late)).collect()
+    assert done.report.broken == {11: "Fault: no", 13: "Fault: no"} and not done.report.error
+    assert done.seconds == 0, "not the time of a step with these rows"
+    late.set_result([WorkMask(row, b"late") for row in range(4)])
+    assert seam.inner.work is not None and seam.inner.work.late is not None
+    assert seam.inner.work.late.result(timeout=0) == [WorkMask(row, b"late") for row in (0, 2)]
+    assert replace(seam.inner.work, late=None) == Work(
         5,
         [WorkChunk(0, 0, 4, True)],
         [2],

@@ -176,5 +176,11 @@ def test_a_command_whose_reader_has_left_ends_quietly(command: str) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_a_command_without_an_output_ends_as_others() -> None:
+    run = [sys.executable, "-m", "baton.api.cli", "version"]
+    done = subprocess.run(run, preexec_fn=lambda: os.close(1), stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_keys_are_never_shown() -> None:
     assert "secret" not in str(config.Config(api_key=("secret",)).redacted())

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any, cast
 
 import pytest
-from aiohttp import ClientConnectionResetError, WSMessage
+from aiohttp import ClientConnectionResetError, WSMessage, WSMsgType
 
 from baton.api.errors import ApiError
 from baton.api.events.frames import Change, Load, Snapshot, name_of
@@ -159,7 +159,9 @@ async def test_a_websockets_message_goes_to_the_engine_that_answers_its_stream(f
 class ClosingSocket:
     """The websocket to an engine that is being lost: it cannot be sent to, and ends later."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: WSMessage | None) -> None:
+        """last: the message after which it is of no use; None: it ends without one."""
+        self.last, self.closed = last, False
         self.ended = asyncio.Event()
 
     async def send_str(self, data: str) -> None:
@@ -170,7 +172,12 @@ class ClosingSocket:
 
     async def __anext__(self) -> WSMessage:
         await self.ended.wait()
-        raise StopAsyncIteration
+        if self.last is None:
+            raise StopAsyncIteration
+        return self.last
+
+    async def close(self) -> None:
+        self.closed = True
 
 
 class ListeningClient:
@@ -183,8 +190,11 @@ class ListeningClient:
         self.got.append(event)
 
 
-async def test_a_response_that_cannot_be_sent_ends_with_one_error() -> None:
-    client, socket, view = ListeningClient(), ClosingSocket(), EngineView(0, "http://engine", phase="ready")
+@pytest.mark.parametrize(
+    "last", [None, WSMessage(WSMsgType.ERROR, ValueError(), ""), WSMessage(WSMsgType.BINARY, b"", "")]
+)
+async def test_a_response_that_cannot_be_sent_ends_with_one_error(last: WSMessage | None) -> None:
+    client, socket, view = ListeningClient(), ClosingSocket(last), EngineView(0, "http://engine", phase="ready")
     relay = ClientSocket(cast(Any, None), cast(Any, client), cast(Any, None))
     engine = relay._engines[view] = EngineSocket(cast(Any, socket))
     pumping = asyncio.ensure_future(relay._pump(view, engine))
@@ -195,3 +205,4 @@ async def test_a_response_that_cannot_be_sent_ends_with_one_error() -> None:
     socket.ended.set()
     await pumping
     assert [(event["stream_id"], event["error"]["code"]) for event in client.got] == [("a", "engine_lost")]
+    assert view not in relay._engines and socket.closed

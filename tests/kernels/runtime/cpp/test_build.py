@@ -144,7 +144,7 @@ def test_sanitizers_find_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-qsx", "-p", "no:cacheprovider", "-m", "not soak", "tests/kernels",
          "--ignore", "tests/kernels/runtime/cpp", "--ignore", "tests/kernels/gpu"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
@@ -157,6 +157,6 @@ def test_models_agree_with_their_references_on_amx() -> None:
         [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-m", "not soak", "tests/kernels",
          "--ignore", "tests/kernels/gpu", "tests/models/test_parity.py", "tests/models/test_drafts.py",
          "tests/models/test_recorded.py", "tests/actors/test_drafts.py"],
-        cwd=ROOT, env=os.environ | {"BATON_EMULATE_AMX": "yes"}, capture_output=True, text=True, timeout=1800,
+        cwd=ROOT, env=os.environ | {"BATON_EMULATE_AMX": "yes"}, capture_output=True, text=True, timeout=3600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
