@@ -264,7 +264,7 @@ class ClientSocket:
             self._leave(view, engine)
             async for message in engine.socket:
                 if message.type is not WSMsgType.TEXT:
-                    break  # What the engine has sent cannot be read.
+                    break  # The engine has sent something that cannot be read.
                 event = event_of(message.data)
                 if event.response is not None:
                     engine.note_made(event.stream_id, name_of(owner_of(self._request), event.response.id))
