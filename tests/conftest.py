@@ -48,8 +48,21 @@ LONG = (
     "browser/test_trouble.py",
     "test_packaging.py",
 )
-# Folders whose long tests compute, and measure nothing, so that they may share the processors.
-SHARING = ("actors", "fuzz", "kernels", "late", "models", "simulation")
+# Folders and files whose long tests measure nothing, so that they may share the processors.
+SHARING = (
+    "actors",
+    "api/openai",
+    "api/routing/test_clients.py",
+    "api/sessions/test_crash.py",
+    "api/test_hash_server.py",
+    "api/test_white_space.py",
+    "fuzz",
+    "kernels",
+    "late",
+    "models",
+    "simulation",
+    "test_packaging.py",
+)
 FOLDER = Path(__file__).parent
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
@@ -97,7 +110,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Oracle"]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("soak") and item.path.relative_to(FOLDER).parts[0] not in SHARING:
+        if item.get_closest_marker("soak") and not any(item.path.is_relative_to(FOLDER / place) for place in SHARING):
             item.add_marker("alone")
     places = {FOLDER / file: place for place, file in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path, len(LONG)))
