@@ -76,14 +76,17 @@ class EngineConnection(ResponseHandler):
         caught_up: waits until the reader can take more. Nothing is read from the engine while it waits.
         """
         self._take = take
+        lost, self._failure = self._failure, None  # what arrived before the connection was lost is passed on first
         try:
             while self._streams:
                 self._woken = self._loop.create_future()
                 if self.transport is not None:
                     self.transport.resume_reading()
                 self._arrive(b"")
-                if self._streams and self._failure is None:
-                    await self._woken
+                if self._streams:
+                    self._failure = self._failure or lost
+                    if self._failure is None:
+                        await self._woken
                 if self._failure is not None:
                     raise self._failure
                 await caught_up()

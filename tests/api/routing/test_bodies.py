@@ -83,6 +83,15 @@ async def test_the_parts_arrive_whatever_the_packets_are(size: int) -> None:
     assert engine.connections == 1, "the connection is kept"
 
 
+async def test_a_stream_is_complete_although_its_connection_is_lost_before_it_is_read() -> None:
+    async with connected(RawEngine([HEAD + BODY], ends=True)) as (http, url), http.get(url) as answer:
+        body, parts = body_of(answer), list[bytes]()
+        while body.transport is not None:  # noqa: ASYNC110 (a connection has no event for tests)
+            await asyncio.sleep(0)
+        await body.pass_on(lambda part: bool(parts.append(part)), nothing)
+    assert parts == PARTS
+
+
 async def test_a_stream_that_ends_early_is_the_engines_failure() -> None:
     async with connected(RawEngine([HEAD, BODY[:-5]], ends=True)) as (http, url):
         with pytest.raises(aiohttp.ClientError):
