@@ -14,7 +14,7 @@ class CudaEvent:
     """A streams.Event on CUDA. A thread that waits for the event sleeps instead of spinning."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.native = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+        self.native = torch.cuda.Event(enable_timing=True, blocking=True)
         self.native.record(stream)
 
     def wait(self) -> None:
@@ -25,7 +25,7 @@ class CudaEvent:
         return float(earlier.native.elapsed_time(self.native)) / 1000
 
     def passed(self) -> bool:
-        return bool(self.native.query())  # type: ignore[no-untyped-call]
+        return bool(self.native.query())
 
 
 class CudaStream:
@@ -37,7 +37,7 @@ class CudaStream:
 
     def __init__(self, device: torch.device, can_capture: bool = True) -> None:
         self.device, self.can_capture = device, can_capture
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def enter_thread(self) -> None:

@@ -250,7 +250,7 @@ def read_file(path: Path) -> tuple[StateFileHeader, dict[str, Tensor]]:
     check_regular(path)
     with safe_open(path, "pt") as file:
         # Copy each tensor: get_tensor returns a view of the mapped file, which may change or be deleted.
-        return read_header(file), {name: copy_of(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+        return read_header(file), {name: copy_of(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (no dict)
 
 
 def copy_of(tensor: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ def read_tokens(path: Path) -> tuple[StateFileHeader, Tokens]:
     check_regular(path)
     with safe_open(path, "pt") as file:
         header = read_header(file)
-        if "tokens" not in file.keys():  # noqa: SIM118
+        if "tokens" not in file.keys():  # noqa: SIM118 (the file of safetensors is no dict)
             raise StateFileError("it holds no tokens")
         return header, tokens_in(file.get_tensor("tokens"))
 

@@ -131,7 +131,7 @@ def _older_cuda(driver: str) -> str:
 def _error_of_torch() -> str:
     """Return the reason that torch gives."""
     try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         return str(error).strip().partition("\n")[0]
     return "torch gives no reason"

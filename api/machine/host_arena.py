@@ -94,5 +94,5 @@ class ArenaStart:
             memory = mapped(nbytes)
         except OSError:
             return None
-        refused = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), nbytes, 0))  # type: ignore[no-untyped-call]
+        refused = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), nbytes, 0))
         return None if refused else memory

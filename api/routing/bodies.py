@@ -165,7 +165,7 @@ class EngineConnector(aiohttp.TCPConnector):
 
     def __init__(self) -> None:
         super().__init__(limit=0, keepalive_timeout=KEPT_S)
-        self._factory: partial[EngineConnection] = partial(EngineConnection, loop=self._loop)  # type: ignore[assignment]
+        self._factory: partial[EngineConnection] = partial(EngineConnection, loop=self._loop)  # type: ignore[assignment]  # aiohttp names the base class
 
 
 class ClientStream:

@@ -77,7 +77,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
 
 
 def read_layers(config: ModelConfig) -> list[str]:
-    """Return the kind of each layer. By default layers 3, 7, 11, … have attention, or the last of at most three."""
+    """Return the kind of each layer. By default every fourth has attention; of up to three, the last."""
     kinds = config.strings("layer_types")
     if kinds is None:
         layers = config.integer("num_hidden_layers")

@@ -15,14 +15,14 @@ class NotRecordable(Exception):
     """The computation contains an operation that a replay would not repeat."""
 
 
-class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Allocations(TorchDispatchMode):
     """A mode that lists the tensors that are allocated while it is active.
 
     Raises NotRecordable with the operation's name for any torch operation except allocations and views.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch declares no types for it
         self.made: list[Tensor] = []
 
     @classmethod

@@ -55,7 +55,7 @@ def seconds_of(runs: Sequence[Run], device: torch.device, rounds: int = 15) -> f
 
 def captured(runs: Sequence[Run]) -> Run:
     """Call all `runs` once, then capture them in one CUDA graph. Return a function that replays the graph."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch declares no types for it
+    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for run in runs:
@@ -75,7 +75,7 @@ def copies_for(nbytes: int, device: torch.device) -> int:
 
 
 def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch declares no types for it
+    return torch.cuda.Event(enable_timing=True)
 
 
 def _host_seconds(runs: Sequence[Run]) -> float:

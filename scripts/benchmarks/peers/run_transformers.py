@@ -40,11 +40,10 @@ class Loop:
 
     def __init__(self, checkpoint: str, threads: int, dtype: str) -> None:
         torch.set_num_threads(threads)
-        # transformers declares no types for some functions.
-        transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-        transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
         model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype)
-        self._model: Any = model.eval()  # type: ignore[no-untyped-call]
+        self._model: Any = model.eval()
 
     def generate(self, prompts: list[list[int]], tokens: int) -> Answer:
         """Generate for one static batch, shorter prompts padded on the left."""

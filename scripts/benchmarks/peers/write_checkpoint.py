@@ -17,12 +17,11 @@ import transformers
 
 def write(folder: Path, seed: int) -> None:
     """Write the weights. save_pretrained also overwrites config.json, so its old text is restored."""
-    # transformers declares no types for some functions.
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()
     text = (folder / "config.json").read_text()
     torch.manual_seed(seed)
     config = transformers.AutoConfig.from_pretrained(folder)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=config.dtype)  # type: ignore[no-untyped-call]
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=config.dtype)
     model.save_pretrained(folder)
     (folder / "config.json").write_text(text)
 
