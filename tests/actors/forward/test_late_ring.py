@@ -11,6 +11,7 @@ from baton.kernels.sampling import reference
 from baton.models.batch import allocate
 from baton.models.loading.checkpoint import random_model
 from tests.actors.ring import running
+from tests.actors.test_contained import FailsAt
 from tests.late import LateDevice
 from tests.models.oracle import CHECKPOINTS
 
@@ -23,7 +24,7 @@ def model_of(family: str) -> Any:
     return random_model(config, torch.float32, torch.device("cpu"), seed=0)
 
 
-async def answers(family: str, device: TorchDevice | None = None) -> list[list[int]]:
+async def answers(family: str, device: Any = None) -> list[list[int]]:
     """Return the tokens of five concurrent prompts, two of them equal, and of a prompt that continues an answer."""
     wrap = (lambda made: device) if device else (lambda made: made)
     async with running(model_of(family), **SIZES, wrap=wrap) as ring:
@@ -34,8 +35,17 @@ async def answers(family: str, device: TorchDevice | None = None) -> list[list[i
         return [answer.tokens for answer in [*first, last]]
 
 
-@pytest.mark.parametrize(("family", "seed"), [("mamba2", None), pytest.param("nemotron_h", 3, marks=pytest.mark.soak)])
-def test_the_same_tokens(family: str, seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "seed", "fails"),
+    [
+        ("mamba2", None, None),
+        ("mamba2", None, 3),
+        pytest.param("nemotron_h", 3, None, marks=pytest.mark.soak),
+        pytest.param("nemotron_h", 3, 2, marks=pytest.mark.soak),
+    ],
+)
+def test_the_same_tokens(family: str, seed: int | None, fails: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fails: which row cannot be set up. The steps, some of them captured, run without it."""
     for module in ("step.captured", "torch_device"):
         monkeypatch.setattr(f"baton.actors.forward.{module}.sample", reference.sample)
     expected = asyncio.run(answers(family))
@@ -49,7 +59,9 @@ def test_the_same_tokens(family: str, seed: int | None, monkeypatch: pytest.Monk
         device.capture()
         late.synchronize()
         before = len(late.log)
-        assert asyncio.run(answers(family, device)) == expected
+        used = device if fails is None else FailsAt(device, "open_row", fails)
+        assert asyncio.run(answers(family, used)) == expected
+        assert used is device or used.calls == len(PROMPTS) + 2, "the row was set up once more"
         assert "device" in late.entered and late.entered <= {"device", "device-steps", "device-copies"}
         waits = {entry.what for entry in late.log[before:] if entry.kind == "wait"}
         assert waits <= late.entered
